@@ -1,7 +1,7 @@
 """Samples with rejected drafts and rewards, for `benchmarks.recipes`: a head drafts while its target generates.
 
     python -m benchmarks.feedback HEAD --tokens 60000 --rewards train.parquet --out DIR
-    python -m benchmarks.recipes DIR --start HEAD --arms 'default;rejected;induced;reward'
+    python -m benchmarks.recipes DIR --start HEAD --arms 'default;rejected;reward'
 
 HEAD is a folder of `drafter-online make-head`. DIR gets the same layout: samples in `buffer/`, and the record.
 """

@@ -1,6 +1,6 @@
 """How to train a draft head: recipes compared on the samples that `drafter-online make-head` left in its folder.
 
-    python -m benchmarks.recipes HEAD --seconds 120 --arms 'default;random start;lk'
+    python -m benchmarks.recipes HEAD --seconds 120 --arms 'default;random start;lk_hybrid'
 
 Every recipe trains a head, a fresh one or `--start`, for the same CPU-seconds of one thread, from the same samples, and
 is measured on the same held-out prompts. The arms differ from `default` in the one thing that they are named after.
@@ -37,13 +37,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "rate 0.0003": {"learning_rate": 3e-4},
     "rate 0.003": {"learning_rate": 3e-3},
     "top1": {"objective": "top1"},
-    "tv": {"objective": "tv"},
-    "lk": {"objective": "lk"},
     "lk_hybrid": {"objective": "lk_hybrid"},
-    "LM head trained": {"train_lm_head": True},
     "rejected": {"rejected": 0.5},
     "rejected only": {"accept": 0.0, "rejected": 1.0},
-    "induced": {"induced": 0.5},
     "reward": {"reward_beta": 1.0},
     "window 128": {"window_tokens": 128},
     "rate 0.0001": {"learning_rate": 1e-4},
@@ -99,7 +95,7 @@ def train(
             seed=seed,
         )
     config = training_of({"batch_tokens": BATCH, "ttt_steps": STEPS, "seed": seed, **recipe})
-    trainer = Trainer(Eagle3(made, train_lm_head=config.train_lm_head), given.kept, config)
+    trainer = Trainer(Eagle3(made), given.kept, config)
     found = trainer.evaluate(given.held, PACKED)
     curve = [{"cpu_seconds": 0.0, "acceptance_length": round(found.length, 4)}]
     spent = 0.0

@@ -269,9 +269,7 @@ def fit_vocabulary(head: Any, target: str | Path, counts: Mapping[int, int]) -> 
 
 
 def _follows(head: Any) -> bool:
-    """Whether a head's LM head is the target's rows, and not trained."""
-    if head.lm_head.weight.requires_grad:
-        return False
+    """Whether a head's LM head is the target's rows, not one that was trained elsewhere."""
     return not head.use_draft_vocab or bool(head.lm_head.weight.equal(head.verifier_lm_head.weight))
 
 

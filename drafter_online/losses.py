@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _TINY = 1e-7  # smallest probability of "any other token"
+REWARD_WEIGHTS = (0.2, 5.0)  # the smallest and the largest
 
 
 def forward_kl(z: Tensor, t: Tensor) -> Tensor:
@@ -41,16 +42,13 @@ def _library(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 OBJECTIVES = {
     "kl": forward_kl,
     "top1": _library("ce_loss"),
-    "tv": _library("tv_loss"),
-    "lk": _library("neg_log_acceptance_loss"),
     "lk_hybrid": _library("lk_hybrid_loss"),
 }
 """Divergences on emitted tokens, [N] from `z` and `t`; all but the first are those of `speculators.losses.eager`.
 
     top1       -log q(argmax p): greedy drafts are accepted with probability p(argmax q) (EAGLE-3, arXiv 2503.01840)
-    tv         1 - sum min(p, q): the rejection probability of sampled drafts (DistillSpec, arXiv 2310.08461)
-    lk         -log sum min(p, q): as `tv`, with a gradient where little overlaps (LK losses, arXiv 2602.23881)
-    lk_hybrid  `kl` and `tv`, the more of `tv` the more overlaps (LK losses)
+    lk_hybrid  `kl` and the total variation, 1 - sum min(p, q), which is the rejection probability of sampled drafts:
+               the more of it the more overlaps (LK losses, arXiv 2602.23881)
 """
 
 
@@ -75,20 +73,18 @@ def divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
     """sum a (log a - log b) [...]; events that are impossible under both (-inf) add nothing and have no gradient.
 
     Of `truncated`, KL(p‖q) is what the target says where it rejected a proposal (Aurora, arXiv 2602.06932, discard
-    sampling), and KL(q‖p) takes mass from tokens that the drafter proposes and the target does not (Draft-OPD, arXiv
-    2605.29343, on states that the drafter's own proposals reached).
+    sampling).
     """
     possible = log_a.isfinite() & log_b.isfinite()
     a, b = log_a.masked_fill(~possible, 0.0), log_b.masked_fill(~possible, 0.0)
     return (a.exp() * (a - b)).masked_fill(~possible, 0.0).sum(-1)
 
 
-def reward_weights(
-    rewards: Tensor, mean: float, std: float, beta: float = 1.0, clip: tuple[float, float] = (0.2, 5.0)
-) -> Tensor:
+def reward_weights(rewards: Tensor, mean: float, std: float, beta: float) -> Tensor:
     """w(r) [N]: how much a rewarded rollout counts, 1 for one whose reward is not known (NaN).
 
-    w = exp(beta (r - mean) / std), divided by its average over the known ones and clipped. 1 where beta or std is 0.
+    w = exp(beta (r - mean) / std), divided by its average over the known ones and clipped to `REWARD_WEIGHTS`. 1 where
+    beta or std is 0.
 
     Source: ReSpec (arXiv 2510.26475): distillation weighted by the rollout's reward, so that the drafter follows the
     policy to where it is going.
@@ -98,4 +94,4 @@ def reward_weights(
         return torch.ones_like(rewards)
     w = (beta * (rewards - mean) / std).clamp(-20.0, 20.0).exp()
     w = w / w[known].mean()
-    return torch.where(known, w.clamp(*clip), torch.ones_like(w))
+    return torch.where(known, w.clamp(*REWARD_WEIGHTS), torch.ones_like(w))

@@ -219,7 +219,7 @@ class _Work:
             raise TrainingError(
                 "drafter-online: all samples are of one prompt, and none is left to measure on; give more."
             )
-        drafter = Eagle3(self._untrained(kept, held), train_lm_head=self.config.train_lm_head)
+        drafter = Eagle3(self._untrained(kept, held))
         trainer = Trainer(drafter, kept, self.config, checkpoints=self.folder / "state", device=o.device)
         resumed = trainer.resume()
         r["curve"] = [c for c in r["curve"] if c["micro_steps"] <= trainer.counts.micro_steps]

@@ -29,20 +29,15 @@ class Eagle3:
     """
 
     kind: Kind = "eagle3"
+    trained_head: tuple[Tensor, ...] = ()  # parameters of `score` that are trained
 
-    def __init__(self, head: Any, *, train_lm_head: bool = False) -> None:
-        if train_lm_head and not head.use_draft_vocab:
-            raise HeadError(
-                "drafter-online: training.train_lm_head needs a head with a vocabulary of its own (draft_vocab_size): "
-                "the LM head of the whole vocabulary is the target's."
-            )
+    def __init__(self, head: Any) -> None:
         attention.use(head)
         self.head = self.module = head  # of `module` the parameters that require gradients are trained
         self.vocabulary = int(head.draft_vocab_size)  # tokens that it can draft
         self.base: str = head.config.drafter_online["base"]
         self.aux: tuple[int, ...] = tuple(head.config.eagle_aux_hidden_state_layer_ids)  # layers of the target it reads
         self.hidden = int(head.config.target_hidden_size or head.config.transformer_layer_config.hidden_size)
-        head.lm_head.weight.requires_grad_(train_lm_head)
 
     def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
         """Follow the target's `embed`, `norm` and `lm_head`, as far as they are given; `counts` as `head.refresh`."""
@@ -56,12 +51,6 @@ class Eagle3:
         ids = torch.full((len(self.head.t2d),), -1, dtype=torch.int64)
         ids[self.head.t2d.cpu()] = torch.arange(self.head.draft_vocab_size)
         return ids
-
-    @property
-    def trained_head(self) -> tuple[Tensor, ...]:
-        """Parameters of `score` that are trained."""
-        weight = self.head.lm_head.weight
-        return (weight,) if weight.requires_grad else ()
 
     def score(self, states: Tensor) -> Tensor:
         """The drafter's logits [N, V] of its states [N, H]."""
@@ -220,7 +209,7 @@ class DraftModel:
 TrainedDrafter = Eagle3 | DraftModel
 
 
-def load(folder: str | Path, target: str | Path | None, *, train_lm_head: bool = False) -> TrainedDrafter:
+def load(folder: str | Path, target: str | Path | None) -> TrainedDrafter:
     """The drafter in a folder, for training in float32: an EAGLE-3 head, or else a draft model, which needs `target`.
 
     Raises:
@@ -236,4 +225,4 @@ def load(folder: str | Path, target: str | Path | None, *, train_lm_head: bool =
         except (OSError, ValueError, KeyError) as e:
             raise HeadError(f"drafter-online: {folder} is no draft model that transformers can read ({e}).") from e
         return DraftModel(model, target)
-    return Eagle3(heads.load(folder, target), train_lm_head=train_lm_head)
+    return Eagle3(heads.load(folder, target))

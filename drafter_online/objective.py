@@ -1,9 +1,9 @@
 """The drafter's loss of a packed batch, and what the drafter would have achieved on it.
 
-    L = sum_i decay^i (a * accept_i) + lambda * rejected + mu * induced
+    L = sum_i decay^i (a * accept_i) + lambda * rejected
 
-`accept` runs over emitted tokens, `rejected` and `induced` over the target's choices from the first rejected proposal
-on. Every term is an average over what it runs over, and each can be off.
+`accept` runs over emitted tokens, `rejected` over the target's choices from the first rejected proposal on. Each term
+is an average over what it runs over, and can be off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drafter_online.errors import Preempted
 from drafter_online.model import TrainedDrafter
 from drafter_online.packing import Batch
 
-Objective = Literal["kl", "top1", "tv", "lk", "lk_hybrid", "matched"]
+Objective = Literal["kl", "top1", "lk_hybrid", "matched"]
 
 
 class LossTerms(BaseModel):
@@ -38,13 +38,8 @@ class LossTerms(BaseModel):
     )
     accept: float = Field(1.0, ge=0, description="Weight of the term on emitted tokens; 0: off.")
     rejected: float = Field(0.0, ge=0, description="lambda: forward KL where the target rejected (Aurora); 0: off.")
-    induced: float = Field(
-        0.0, ge=0, description="mu: reverse KL from the rejected proposal on (Draft-OPD), times gamma^k; 0: off."
-    )
-    gamma: float = Field(0.8, gt=0, le=1, description="Discount of the k-th proposal after the rejected one.")
     step_decay: float = Field(0.8, gt=0, le=1, description="Weight of training-time-test step i is this to the i-th.")
     reward_beta: float = Field(0.0, ge=0, description="Strength of the reward weight (ReSpec); 0: off.")
-    reward_clip: tuple[float, float] = Field((0.2, 5.0), description="Smallest and largest reward weight.")
 
     @property
     def divergence(self) -> str:
@@ -52,11 +47,6 @@ class LossTerms(BaseModel):
         if self.objective != "matched":
             return self.objective
         return "top1" if self.draft_sampling == "greedy" else "lk_hybrid"
-
-    @property
-    def reads_rejected(self) -> bool:
-        """Whether a batch needs rejected proposals."""
-        return bool(self.rejected or self.induced)
 
 
 @dataclass(frozen=True)
@@ -163,11 +153,9 @@ def evaluate(
     if accepts:
         values = {f"accept_{i}": value for i, value in enumerate(sums.tolist())}
         loss = sum(terms.accept * terms.step_decay**i * value for i, value in enumerate(sums.tolist()))
-    if gradient is not None and terms.reads_rejected and len(batch.rejected.column):
-        forward, reverse = _rejected(drafter, x, gradient, own, batch, terms)
-        loss += terms.rejected * forward + terms.induced * reverse
-        values |= {"rejected": forward} if terms.rejected else {}
-        values |= {"induced": reverse} if terms.induced else {}
+    if gradient is not None and terms.rejected and len(batch.rejected.column):
+        values["rejected"] = _rejected(drafter, x, gradient, own, batch, terms.rejected)
+        loss += terms.rejected * values["rejected"]
     values["loss"] = loss
     pairs = [] if gradient is None else [(x, gradient), *zip(drafter.trained_head, own, strict=True)]
     # A number that has this value, and these gradients with respect to these tensors.
@@ -207,29 +195,27 @@ def _accept(q: Tensor, p: Tensor, batch: Batch, terms: LossTerms, columns: Tenso
 
 
 def _rejected(
-    drafter: TrainedDrafter, x: Tensor, gradient: Tensor, own: list[Tensor], batch: Batch, terms: LossTerms
-) -> tuple[float, float]:
-    """Both terms on rejected proposals; what they add to the gradients is added there."""
+    drafter: TrainedDrafter, x: Tensor, gradient: Tensor, own: list[Tensor], batch: Batch, weight: float
+) -> float:
+    """The term on rejected proposals; what it adds to the gradients, times `weight`, is added there."""
     r = batch.rejected
     to_draft = drafter.to_draft
     ids = r.ids if to_draft is None else to_draft.to(r.ids.device)[r.ids]
     weights = batch.weight[0, r.column] * r.logits.isfinite().any(-1)  # rows whose logits the engine did not keep: 0
     total = weights.sum().clamp_min(1e-6)
-    forward = reverse = 0.0
+    loss = 0.0
     for part in _parts(torch.arange(len(r.column), device=x.device), drafter):
         step, column, w = r.step[part], r.column[part], weights[part] / total
         h = x[step, column].detach().requires_grad_()
         z = drafter.score(h).float()
         log_p, log_q = losses.truncated(z, ids[part], r.logits[part], r.logsumexp[part])
-        one = (losses.divergence(log_p, log_q) * w).sum()
-        two = (losses.divergence(log_q, log_p) * terms.gamma ** r.depth[part].float() * w).sum()
-        forward, reverse = forward + float(one.detach()), reverse + float(two.detach())
-        value = terms.rejected * one + terms.induced * two
-        found = torch.autograd.grad(value, (h, *drafter.trained_head))
+        value = (losses.divergence(log_p, log_q) * w).sum()
+        loss += float(value.detach())
+        found = torch.autograd.grad(weight * value, (h, *drafter.trained_head))
         gradient.index_put_((step, column), found[0], accumulate=True)
         for g, f in zip(own, found[1:], strict=True):
             g += f
-    return forward, reverse
+    return loss
 
 
 def _acceptance(best: Tensor, drafts: Tensor, batch: Batch, to_draft: Tensor | None) -> Acceptance:

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from drafter_online.errors import TrainingError
 
+BETAS = (0.9, 0.95)  # of AdamW
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class MasterWeights:
     """fp32 master weights of a module's parameters that require gradients."""
 
-    def __init__(self, module: Any, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> None:
+    def __init__(self, module: Any, learning_rate: float) -> None:
         self._learning_rate = learning_rate
         self._params = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._master_weights = {
@@ -28,7 +29,7 @@ class MasterWeights:
             for n, p in self._params.items()
         }
         self._optimiser = torch.optim.AdamW(
-            list(self._master_weights.values()), lr=learning_rate, betas=betas, weight_decay=weight_decay
+            list(self._master_weights.values()), lr=learning_rate, betas=BETAS, weight_decay=0.0
         )
 
     def step(self, warm: float, clip_norm: float) -> bool:

@@ -33,7 +33,6 @@ class Rejected:
 
     column: Tensor  # [R] int64
     step: Tensor  # [R] int64: at which training-time-test step the column is in that state
-    depth: Tensor  # [R] int64: proposals since the error, 0 for the rejected one itself
     ids: Tensor  # [R, k] int64, target's token ids
     logits: Tensor  # [R, k] float32
     logsumexp: Tensor  # [R] float32
@@ -84,20 +83,20 @@ def pack(
     lengths = [len(w) - 1 for w in kept]
     forced = torch.full((1, sum(lengths)), ALWAYS, dtype=torch.int64)
     replaced: list[tuple[int, int, int]] = []  # column, step, token
-    rows: list[tuple[int, int, int, Verify, int]] = []  # column, step, depth, and a row of these verify steps
+    rows: list[tuple[int, int, Verify, int]] = []  # column, step, and a row of these verify steps
     at = 0
     for w, n in zip(kept, lengths, strict=True):
         for column, accepted, length, first in _errors(w) if rejected else ():
             here = at + column
             if steps == 1:
                 if column + accepted < n:
-                    rows.append((here + accepted, 0, 0, w.verify, first + accepted))
+                    rows.append((here + accepted, 0, w.verify, first + accepted))
             elif accepted < steps and forced[0, here] == ALWAYS:
                 forced[0, here] = accepted
                 depth = min(length, steps)
                 tokens = w.verify.proposed[first : first + depth - 1].tolist()
                 replaced += [(here, i, t) for i, t in enumerate(tokens, 1)]
-                rows += [(here, i, i - accepted, w.verify, first + i) for i in range(accepted, depth)]
+                rows += [(here, i, w.verify, first + i) for i in range(accepted, depth)]
         at += n
 
     def join(parts: Iterable[Tensor]) -> Tensor:
@@ -106,11 +105,7 @@ def pack(
     def spread(values: Iterable[float]) -> Tensor:
         return torch.tensor(list(values)).repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
 
-    def table(found: Iterable[tuple[int, ...]]) -> Iterable[Tensor]:
-        return torch.tensor(list(found), dtype=torch.int64).reshape(-1, 3).unbind(1)
-
-    columns, at_steps, depths = table(r[:3] for r in rows)
-    replace_column, replace_step, replace_token = table(replaced)
+    replace_column, replace_step, replace_token = torch.tensor(replaced, dtype=torch.int64).reshape(-1, 3).unbind(1)
     return Batch(
         input_ids=join(w.input_ids[1:] for w in kept),
         hidden_states=join(w.hidden_states[:-1] for w in kept),
@@ -122,9 +117,8 @@ def pack(
         temperature=spread(w.temperature for w in kept),
         forced_until=forced,
         rejected=Rejected(
-            column=columns,
-            step=at_steps,
-            depth=depths,
+            column=torch.tensor([r[0] for r in rows], dtype=torch.int64),
+            step=torch.tensor([r[1] for r in rows], dtype=torch.int64),
             ids=_padded([v.top_ids[i] for *_, v, i in rows], 0),
             logits=_padded([v.top_logits[i].float() for *_, v, i in rows], float("-inf")),
             logsumexp=torch.tensor([float(v.logsumexp[i]) for *_, v, i in rows]),

@@ -96,7 +96,7 @@ class Service:
             self.trainer = startup.trainer(config, self.versions, self.alarms)
             self._published_at, self._tokens_before = self.trainer.counts.steps, self.trainer.counts.tokens
             self.release = Release(self.versions, self.engines, self.publish_first, config.patience)
-            rejected = self.trainer.config.reads_rejected
+            rejected = self.trainer.config.rejected > 0
             self.hub = Hub(config.endpoint, self, token=token, welcome={"rejected": rejected})
         except BaseException:
             os.close(self._lock_file)

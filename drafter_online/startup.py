@@ -50,10 +50,9 @@ def first_drafter(config: ServiceConfig) -> model.TrainedDrafter:
         HeadError: it cannot be read, or does not fit the target.
     """
     if config.head is not None:
-        return model.load(config.head, config.target, train_lm_head=config.training.train_lm_head)
+        return model.load(config.head, config.target)
     size = config.draft_vocab or vocabulary.drafted(int(target_config(config.target).vocab_size))
-    fresh = heads.fresh(config.target, draft_vocab_size=size)
-    return model.Eagle3(fresh, train_lm_head=config.training.train_lm_head)
+    return model.Eagle3(heads.fresh(config.target, draft_vocab_size=size))
 
 
 def dtype(config: ServiceConfig) -> Any:

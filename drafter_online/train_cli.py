@@ -15,7 +15,6 @@ from drafter_online.console import Dtype, Json, bars, group, show_facts, show_ta
 
 if TYPE_CHECKING:
     from drafter_online.buffer import Buffer
-    from drafter_online.trainer import DrafterTraining
 
 buffer_app = group("Look into a saved buffer of training samples.")
 
@@ -87,7 +86,7 @@ def train(
     kept, held = split(all_samples, hold_out)
     if not len(kept):
         raise TrainingError(f"drafter-online: the buffer {buffer} has nothing to train on; collect samples first.")
-    drafter, parent = _drafter(store, head, model, target, config)
+    drafter, parent = _drafter(store, head, model, target)
     trainer = Trainer(drafter, kept, config, checkpoints=state, device=device, parent=parent)
     resumed = trainer.resume()
     before = trainer.evaluate(held)
@@ -130,9 +129,7 @@ def saved_buffer(folder: Path) -> Buffer:
     return Buffer.load(folder, BufferConfig(max_bytes=1 << 62))
 
 
-def _drafter(
-    store: Any, head: Path | None, model: Path | None, target: str | None, config: DrafterTraining
-) -> tuple[Any, int | None]:
+def _drafter(store: Any, head: Path | None, model: Path | None, target: str | None) -> tuple[Any, int | None]:
     """What is trained, and the version it comes from: the newest good one in the store, else what was given."""
     from drafter_online.errors import HeadError
     from drafter_online.model import load
@@ -145,4 +142,4 @@ def _drafter(
     source = store.path(parent) if parent is not None else model or head
     if source is None:
         raise HeadError("drafter-online: nothing to train: give --head, --model, or a store with a version in it.")
-    return load(source, target, train_lm_head=config.train_lm_head), parent
+    return load(source, target), parent

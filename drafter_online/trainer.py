@@ -85,8 +85,6 @@ class DrafterTraining(LossTerms):
 
     learning_rate: float = Field(1e-3, gt=0, description="Of AdamW, after warm-up; constant: the target never settles.")
     warmup_steps: int = Field(20, ge=0, description="Optimiser steps over which the learning rate grows from 0.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
-    weight_decay: float = Field(0.0, ge=0, description="Of AdamW.")
     clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     ttt_steps: int = Field(
         TTT_STEPS, ge=1, le=8, description="Training-time-test steps: drafted tokens a column is trained for."
@@ -96,7 +94,6 @@ class DrafterTraining(LossTerms):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="Of the weights; bf16 keeps fp32 master weights. `auto`: fp32 on the CPU, else bf16."
     )
-    train_lm_head: bool = Field(False, description="Train the LM head of a head with a vocabulary of its own.")
     leap: float = Field(
         0.0, ge=0, description="Publish weights extrapolated by this many publication intervals (Leap+Verify)."
     )
@@ -152,9 +149,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if wants_bf16 else torch.float32
         with normal_mode():
             self.drafter.module.to(self.device, self.dtype).train()
-            self._master_weights = MasterWeights(
-                self.drafter.module, self.config.learning_rate, self.config.betas, self.config.weight_decay
-            )
+            self._master_weights = MasterWeights(self.drafter.module, self.config.learning_rate)
 
     def to(self, device: Any) -> None:
         """Go on with the same state on another device."""
@@ -218,8 +213,8 @@ class Trainer:
             return None
         rewards = torch.tensor([math.nan if w.reward is None else w.reward for w in windows])
         mean, std = self.buffer.rewards.moments
-        weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip).tolist()
-        batch = pack(windows, weights, steps=self.steps, rejected=self.config.reads_rejected)
+        weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta).tolist()
+        batch = pack(windows, weights, steps=self.steps, rejected=self.config.rejected > 0)
         return batch.to(self.device, self.dtype)
 
     def _forward(self, batch: Batch, interrupt: Callable[[], bool] | None) -> Result:

@@ -150,7 +150,7 @@ CLAIMS: tuple[tuple[str, str, str, Callable[[Found], Said]], ...] = (
     ("invariant/control", "Texts without drafts in batches of another size, batch-invariant kernels", "-", _control),
     ("propose", "Device time of propose", f"at most {DEVICE_US:.0f} us, no synchronisation", _propose),
     ("propose", "Host time of propose", f"at most {100 * HOST_SHARE:.0f} % of a step", _host),
-    ("kernels", "Verification, noise and lookup on the device", "as their plain definitions", _kernels),
+    ("kernels", "Verification on the device", "as its plain definition", _kernels),
     ("swap", "Pause of a swap", "p99 below one step", _swap),
     ("capture", "Capturing training samples", f"time at most {CAPTURE}x", _capture),
     ("training", "Idle training of a head", "-", _training),

@@ -1,6 +1,6 @@
-"""Device time of what rollspec adds to a verify step, without an engine: needs torch, and Triton for the noise.
+"""Device time of what rollspec adds to a verify step, without an engine: needs torch.
 
-Each is checked against its plain definition first, then timed by replaying a CUDA graph of it, so that launching costs
+It is checked against its plain definition first, then timed by replaying a CUDA graph of it, so that launching costs
 nothing (`device_us`), and called as an engine calls it (`call_us`); once in torch's synchronisation debug mode "error".
 """
 
@@ -11,25 +11,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.gpu.plan import DRY_BATCHES, NotHereError, Spec
+from benchmarks.gpu.plan import DRY_BATCHES, Spec
 
 BATCHES = (1, 16, 64, 256)
 K = 4
-SIBLINGS, LENGTH = 24, 1024
-"""Texts of a slice that drafts are looked up in, and their tokens: a prompt group of 8 over three epochs."""
 
 
 def measure(spec: Spec) -> dict[str, Any]:
-    """Rows of (kernel, batch) with their times; what is not in this revision is named."""
-    rows: list[dict[str, Any]] = []
-    left: dict[str, str] = {}
-    for batch in DRY_BATCHES if spec.dry else BATCHES:
-        rows.append({"kernel": "verify: accept", "batch": batch, **_accept(spec, batch)})
-        try:
-            rows.append({"kernel": "lookup: scan", "batch": batch, **_lookup(spec, batch)})
-        except (ImportError, NotHereError) as e:
-            left["lookup: scan"] = str(e)
-    return {"rows": rows, "left_out": left}
+    """Rows of (kernel, batch) with their times."""
+    batches = DRY_BATCHES if spec.dry else BATCHES
+    return {"rows": [{"kernel": "verify: accept", "batch": batch, **_accept(spec, batch)} for batch in batches]}
 
 
 def _accept(spec: Spec, batch: int) -> dict[str, Any]:
@@ -60,42 +51,6 @@ def _plain(drawn: Any, fed: Any, starts: Any) -> list[list[int]]:
                 break
         out.append(said)
     return out
-
-
-def _lookup(spec: Spec, batch: int) -> dict[str, Any]:
-    """Longest-suffix lookup in one slice per request, of siblings that differ in 5 % of their tokens."""
-    import numpy as np
-    import torch
-
-    if spec.device == "cpu":
-        raise NotHereError("its kernels run on a GPU")
-    from benchmarks.gpu.lookup_reference import reference
-    from benchmarks.gpu.lookup_triton import lookup
-    from rollspec.proposal.lookup import DEPTH, SEPARATOR
-
-    rng = np.random.default_rng(batch)
-    said = rng.integers(0, 1000, (batch, 1, LENGTH))
-    texts = np.where(
-        rng.random((batch, SIBLINGS, LENGTH)) < 0.05, rng.integers(0, 1000, (batch, SIBLINGS, LENGTH)), said
-    )
-    ends_with = np.full((batch, SIBLINGS, 1), SEPARATOR)
-    corpus = np.concatenate([texts, ends_with], 2).reshape(-1).astype(np.int32)
-    size = SIBLINGS * (LENGTH + 1)
-    starts = np.arange(batch, dtype=np.int64) * size
-    at = rng.integers(DEPTH, LENGTH - K, batch)
-    contexts = np.stack([said[b, 0, i - DEPTH : i] for b, i in enumerate(at)]).astype(np.int32)
-    rooms = np.full(batch, K, np.int32)
-    few = min(batch, 4)  # the plain definition is slow
-    expected = reference(corpus, starts[:few], starts[:few] + size, contexts[:few], rooms[:few], 2.0, 0.1)
-    on = [torch.from_numpy(x).to(spec.device) for x in (corpus, starts, starts + size, contexts, rooms)]
-    given: Any = [*on, 2.0, 0.1, K, size]
-    found = lookup(*given)
-    counts = found.counts[:few].tolist()
-    wrong = sum(
-        counts[b] != n or found.tokens[b, :n].tolist() != expected.tokens[b, :n].tolist()
-        for b, n in enumerate(expected.counts[:few].tolist())
-    )
-    return {"wrong": wrong, "slice": size, "drafted": int(found.counts.sum())} | _time(spec, lambda: lookup(*given))
 
 
 def _time(spec: Spec, act: Callable[[], Any], seconds: float = 0.2) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def parts(device: Device, head: bool = False) -> list[Part]:
     dry = device == "cpu"
     batches = list(DRY_BATCHES if dry else BATCHES)
     found = [
-        Part("kernels", "Device time of verifying and sampling", "kernels:measure", 0.3, vllm=False),
+        Part("kernels", "Device time of verifying", "kernels:measure", 0.3, vllm=False),
         Part("training", "Idle training of a head", "training:measure", 0.7, vllm=False),
         Part("start", "Engine start", "start:measure", 2.1),
         *([Part("speed", "Speed on a real model with a real head", "speed:measure", 10.0)] if head else []),

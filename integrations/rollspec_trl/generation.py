@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from rollspec.engine.vllm.hooks.base import wrap_all
 from rollspec.head import metadata
 from rollspec.sampling.conversations import Conversation
 from rollspec.sampling.scoring import TURN
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated
-from rollspec_trl.state import TrlState, wrap_all
+from rollspec_trl.state import TrlState
 
 logger = logging.getLogger("rollspec")
 
@@ -25,7 +26,7 @@ logger = logging.getLogger("rollspec")
 def install(module: ModuleType) -> None:
     """Wrap the methods of `VLLMGeneration` (trl/generation/vllm_generation.py)."""
     hooks = {"_init_vllm": _init, "sync_weights": _sync, "generate": _generate}
-    wrap_all(module.VLLMGeneration, hooks, "policy versions stay 0")
+    wrap_all(module.VLLMGeneration, "TRL's VLLMGeneration", hooks, "policy versions stay 0")
 
 
 def _init(original: Callable[..., Any], self: Any) -> Any:

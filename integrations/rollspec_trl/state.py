@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rollspec.engine.calls import why_off
-from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.sampling.conversations import Conversation
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
@@ -73,16 +72,3 @@ class TrlState:
         if generation.mode == "server" and (reason := options.refused(generation)):
             logger.error("rollspec: the server speculates, but %s, or start the server without rollspec.", reason)
         logger.info("rollspec: the engine speculates: %s", info)
-
-
-def wrap_all(cls: Any, hooks: Mapping[str, Callable[..., Any]], without: str) -> None:
-    """Replace methods of `cls`: `name` by `hooks[name](original, self, *args, **kwargs)`. Idempotent; all or nothing.
-
-    `without`: what follows where a method is not there, for the log.
-    """
-    absent = [name for name in hooks if not hasattr(cls, name)]
-    if absent:
-        logger.error("rollspec: TRL's %s has no %s here, so %s.", cls.__name__, ", ".join(absent), without)
-        return
-    for name, around in hooks.items():
-        wrap(cls, name, around)

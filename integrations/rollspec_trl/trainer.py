@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from rollspec.engine.vllm.hooks.base import wrap_all
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
 from rollspec_trl import options
-from rollspec_trl.state import TrlState, wrap_all
+from rollspec_trl.state import TrlState
 
 log_once = LogOnce()
 
@@ -32,7 +33,7 @@ def install(module: ModuleType) -> None:
         "_save_checkpoint": _save,
         "_load_optimizer_and_scheduler": _resume,
     }
-    wrap_all(module.GRPOTrainer, hooks, "nothing is measured")
+    wrap_all(module.GRPOTrainer, "TRL's GRPOTrainer", hooks, "nothing is measured")
 
 
 def state_of(trainer: Any) -> TrlState | None:

@@ -11,31 +11,23 @@ it is set (on a cluster that is up already: in the job's runtime environment).
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import wrap
+from rollspec.engine.vllm.hooks.base import wrap_all
 from rollspec.errors import ConfigError
 from rollspec_verl import options, servers, trainer
 from rollspec_verl.rollouts import Rollouts
-
-logger = logging.getLogger("rollspec")
 
 
 def install(module: ModuleType) -> None:
     """Wrap methods of `FullyAsyncRollouter` (fully_async_rollouter.py:333 of verl 0.9.1). Idempotent; all or none."""
     metadata = getattr(getattr(module, "FullyAsyncRollouter", None), "__ray_metadata__", None)
     cls = getattr(metadata, "modified_class", None)
-    absent = [name for name in HOOKS if not hasattr(cls, name)]
-    if absent:
-        logger.error("rollspec: verl's FullyAsyncRollouter has no %s here, so nothing is measured.", ", ".join(absent))
-        return
-    for name, around in HOOKS.items():
-        wrap(cls, name, around)  # Ray awaits a method only where its function is a coroutine's
+    wrap_all(cls, "verl's FullyAsyncRollouter", HOOKS, "nothing is measured")
 
 
 async def _init_workers(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:

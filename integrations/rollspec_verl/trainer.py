@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm.hooks.base import wrap
+from rollspec.engine.vllm.hooks.base import wrap, wrap_all
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import engine_metrics
@@ -46,14 +46,10 @@ lengths, the first and last policy version that verl noted of each, and its keys
 
 def install(module: ModuleType) -> None:
     """Wrap the methods of `PPOTrainer` (verl/trainer/ppo/v1/trainer_base.py). Idempotent; all or nothing."""
-    cls = module.PPOTrainer
-    absent = [name for name in (*HOOKS, "_rollout_server_managers") if not hasattr(cls, name)]
-    if absent:
-        logger.error("rollspec: verl's PPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
-        return
-    for name, around in HOOKS.items():
-        wrap(cls, name, around)
-    wrap(module.ReplayBuffer, "_sync_metadata_from_transfer_queue", functools.partial(_look, module.ReplayBufferAsync))
+    more = ("_rollout_server_managers",)
+    if wrap_all(module.PPOTrainer, "verl's PPOTrainer", HOOKS, "nothing is measured", more):
+        look = functools.partial(_look, module.ReplayBufferAsync)
+        wrap(module.ReplayBuffer, "_sync_metadata_from_transfer_queue", look)
 
 
 def legacy(module: ModuleType) -> None:

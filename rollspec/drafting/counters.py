@@ -49,7 +49,6 @@ class Counters:
         batch = len(step.running)
         self.stats.requests += batch
         self.peak = max(self.peak, batch)
-        self.stats.peak_batch = max(self.stats.peak_batch, batch)
         before, self._before_step = self._before_step, self.drafting.seconds
         return self._before_step - before
 

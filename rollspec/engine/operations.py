@@ -114,7 +114,7 @@ def _new_version(bridge: Bridge, version: int) -> dict[str, Any]:
     bridge.set_version(version)  # coupled noise depends on it, on every rank, and staleness
     _new_weights(bridge)
     if bridge.head is not None and bridge.head.training is not None:
-        bridge.head.training.updating = False  # the new policy is here
+        bridge.head.training.updating(False)  # the new policy is here
     history = bridge.config.history
     if history.dir is not None and bridge.drafting:
         _save(bridge, {"dir": str(history.dir), "wait": False})
@@ -138,7 +138,7 @@ def _updating(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     """The machine is the trainer's (`on` true, until the next step or `set_version`): nothing else uses it."""
     on = bool(payload["on"])
     if bridge.head is not None and bridge.head.training is not None:
-        bridge.head.training.updating = on
+        bridge.head.training.updating(on)
     return {"updating": on}
 
 

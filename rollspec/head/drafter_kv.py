@@ -28,7 +28,7 @@ class Entry:
     done: int
     stale: int  # rows below it are to be read again
     fresh: int  # where reading again has got to
-    origin: int = 0  # where the request's first kept position was
+    origin: int  # where the request's first kept position was
     clean: bool = True  # False once some KV of older weights cannot be replaced
     parts: list[Any] = field(default_factory=list)
 

@@ -109,20 +109,15 @@ class HeadTraining:
     def step_begins(self) -> None:
         """The engine computes, so the machine is not the policy trainer's any more."""
         if self._updating:
-            self.updating = False
+            self.updating(False)
         self.activity.begins()
 
     def step_ended(self) -> None:
         """The engine has computed."""
         self.activity.ends()
 
-    @property
-    def updating(self) -> bool:
-        """Whether the policy's trainer uses the machine."""
-        return self._updating
-
-    @updating.setter
     def updating(self, on: bool) -> None:
+        """The policy's trainer uses the machine, or does no longer."""
         self._updating = on
         self.rests()
 

@@ -11,7 +11,7 @@ a token's probability is the product of the shares of the votes up to it. A chai
 its match. The chain with the largest sum of probabilities is the draft; of equal ones that of the longest match: the
 score of SuffixDecoding (arXiv:2411.04975, section 4.2) over an array instead of a tree.
 
-`benchmarks/gpu/lookup_reference.py` is the definition, in numpy; `lookup_cpu` computes the same, fast.
+`tests/support/lookup_reference.py` is the definition, in numpy; `lookup_cpu` computes the same, fast.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def effective_sample_size(log_weights: FloatArray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Responses against those of an epoch ago: `responses` pairs, of which the share `identical` is equal.
+    """Responses against those of an epoch ago, of which the share `identical` is equal.
 
     `shared`: share of tokens in a prefix in common with the old response. `chance`: what it would be on average for a
     second, independent draw from the present policy; None without log-probs.
@@ -85,7 +85,6 @@ class Overlap:
     shared: float
     identical: float
     chance: float | None
-    responses: int
 
 
 def overlap(
@@ -104,7 +103,7 @@ def overlap(
     chance: float | None = None
     if logprobs is not None:
         chance = sum(float(np.exp(np.cumsum(x, dtype=np.float64)).sum()) for x in logprobs) / tokens
-    return Overlap(sum(shared) / tokens, sum(identical) / len(new), chance, len(new))
+    return Overlap(sum(shared) / tokens, sum(identical) / len(new), chance)
 
 
 def _prefix(a: TokenArray, b: TokenArray) -> int:

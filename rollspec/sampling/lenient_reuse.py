@@ -93,7 +93,7 @@ class LenientReuse:
     old: History  # the responses to reuse (`old_responses`)
     max_model_len: int
     vocab_size: int  # of the target; an old token beyond it is not reused
-    eos: frozenset[int] = frozenset()  # tokens that end a response unless `ignore_eos`
+    eos: frozenset[int]  # tokens that end a response unless `ignore_eos`
     logprobs_mode: str = "processed_logprobs"  # vLLM's; log-probs must be the sampled distribution's
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
     """Draws the rule's U, from fresh entropy: the same U in every epoch would repeat its decisions."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from rollspec.tuning.tuner import MODEL_DRAFTERS
 
-LEVELS = ("version", "peak_batch", "cost_error", "speculating", "correlated")
+LEVELS = ("version", "cost_error", "speculating", "correlated")
 
 
 @dataclass(slots=True)
@@ -32,7 +32,6 @@ class EngineStats:
     by_position: list[list[int]] = field(default_factory=list)  # [[verified_i, accepted_i], ...]
     by_source: dict[str, list[int]] = field(default_factory=dict)  # drafter -> [drafts, drafted, accepted]
     predicted_by: dict[str, float] = field(default_factory=dict)  # drafter -> its part of `predicted`
-    peak_batch: int = 0
     version: int = 0
     speculating: bool = True
     history_bytes: int = 0

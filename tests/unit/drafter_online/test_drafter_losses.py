@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -51,40 +50,30 @@ def forward(z: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
     return losses.divergence(log_p, log_q)
 
 
-def reverse(z: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
-    log_p, log_q = losses.truncated(z, *rows)
-    return losses.divergence(log_q, log_p)
-
-
-def test_with_all_logits_kept_the_truncated_divergences_are_exact() -> None:
+def test_with_all_logits_kept_the_truncated_divergence_is_exact() -> None:
     z, t = pair(3)
-    rows = kept(t, V)
-    torch.testing.assert_close(forward(z, *rows), losses.forward_kl(z, t), atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(reverse(z, *rows), losses.forward_kl(t, z), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(forward(z, *kept(t, V)), losses.forward_kl(z, t), atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("fn", [forward, reverse])
-def test_truncation_is_a_lower_bound_with_right_gradients(fn: Callable[..., torch.Tensor]) -> None:
+def test_truncation_is_a_lower_bound_with_right_gradients() -> None:
     z, t = pair(4)
     ids, logits, lse = kept(t, K)
-    assert gradcheck(lambda x: fn(x, ids, logits, lse), (z,))
-    exact = losses.forward_kl(z, t) if fn is forward else losses.forward_kl(t, z)
-    part = fn(z, ids, logits, lse)
-    assert bool((part <= exact + 1e-9).all()) and bool((part > 0).all())
+    assert gradcheck(lambda x: forward(x, ids, logits, lse), (z,))
+    part = forward(z, ids, logits, lse)
+    assert bool((part <= losses.forward_kl(z, t) + 1e-9).all()) and bool((part > 0).all())
 
 
-@pytest.mark.parametrize("fn", [forward, reverse])
-def test_tokens_the_drafter_cannot_say_and_missing_logits_are_no_nan(fn: Callable[..., torch.Tensor]) -> None:
+def test_tokens_the_drafter_cannot_say_and_missing_logits_are_no_nan() -> None:
     z, t = pair(5)
     ids, logits, lse = kept(t, K)
     ids[0, 0] = -1  # not in the drafter's vocabulary
     ids[1], logits[1] = 0, -math.inf  # the engine kept nothing for this row
-    out = fn(z, ids, logits, lse)
+    out = forward(z, ids, logits, lse)
     out.sum().backward()
     assert z.grad is not None
     assert bool(out.isfinite().all()) and bool(z.grad.isfinite().all())
     assert float(out[1].detach().abs()) < 1e-5 and float(z.grad[1].abs().max()) < 1e-5
-    assert gradcheck(lambda x: fn(x, ids, logits, lse)[[0, 2, 3, 4]], (z,))
+    assert gradcheck(lambda x: forward(x, ids, logits, lse)[[0, 2, 3, 4]], (z,))
 
 
 def test_forward_kl_on_a_rejected_row_by_hand() -> None:
@@ -96,10 +85,10 @@ def test_forward_kl_on_a_rejected_row_by_hand() -> None:
 
 def test_reward_weights() -> None:
     r = torch.tensor([1.0, 0.0, float("nan"), 1.0])
-    w = losses.reward_weights(r, 0.5, 0.5, clip=(0.1, 5.0))
+    w = losses.reward_weights(r, 0.5, 1.0, 1.0)
     assert float(w[2]) == 1.0 and float(w[0]) == float(w[3]) > 1 > float(w[1])
     assert float(w[[0, 1, 3]].mean()) == pytest.approx(1.0)
-    assert float(w[0] / w[1]) == pytest.approx(math.exp(2.0))
-    assert losses.reward_weights(torch.tensor([9.0, 0.0]), 0.0, 0.01).tolist() == [2.0, pytest.approx(0.2)]
-    for plain in (losses.reward_weights(r, 0.5, 0.0), losses.reward_weights(r, 0.5, 1.0, beta=0.0)):
+    assert float(w[0] / w[1]) == pytest.approx(math.exp(1.0))
+    assert losses.reward_weights(torch.tensor([9.0, 0.0]), 0.0, 0.01, 1.0).tolist() == [2.0, pytest.approx(0.2)]
+    for plain in (losses.reward_weights(r, 0.5, 0.0, 1.0), losses.reward_weights(r, 0.5, 1.0, 0.0)):
         assert plain.tolist() == [1.0] * 4

@@ -16,7 +16,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -178,6 +178,20 @@ def wrap(owner: Any, name: str, around: Around) -> None:
     put: Any = awaited if inspect.iscoroutinefunction(original) else wrapped
     put.__dict__[MARK] = True
     setattr(owner, name, property(put) if isinstance(found, property) else put)
+
+
+def wrap_all(owner: Any, what: str, arounds: Mapping[str, Around], without: str, needs: Sequence[str] = ()) -> bool:
+    """`wrap` methods of a trainer's class, all or none; whether it has them all, and what it `needs` besides.
+
+    `what`: the class, `without`: what follows where a method is not there, both for the log.
+    """
+    absent = [name for name in (*arounds, *needs) if not hasattr(owner, name)]
+    if absent:
+        logger.error("rollspec: %s has no %s here, so %s.", what, ", ".join(absent), without)
+        return False
+    for name, around in arounds.items():
+        wrap(owner, name, around)
+    return True
 
 
 def keep(owner: Any, name: str, value: Any) -> None:

@@ -321,11 +321,10 @@ def test_a_trainer_on_the_device_sees_when_the_engine_has_it(ends: Ends, tmp_pat
     s.training.step_ended()
     until(lambda: watched.wanted() is None)
     assert watched.busy == s.training.activity.busy > 0.0
-    s.training.updating = True
+    s.training.updating(True)
     assert watched.wanted() is not None
     s.training.step_begins()  # the engine has its device back
     s.training.step_ended()
-    assert not s.training.updating
     until(lambda: watched.wanted() is None)
     s.head.asleep = True
     s.training.rests()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lookup_reference import reference
 
-from benchmarks.gpu.lookup_reference import reference
 from rollspec.proposal import scan
 from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found
 from rollspec.proposal.scan import MIN_PROB, SPEC_FACTOR, Corpus, extend, look_up

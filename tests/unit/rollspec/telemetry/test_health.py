@@ -81,7 +81,7 @@ def test_overlap_counts_prefixes() -> None:
     old = [as_tokens([1, 2, 9, 3]), as_tokens([4]), as_tokens([]), as_tokens([5, 5])]
     o = overlap(new, old)
     assert o is not None
-    assert (o.shared, o.identical, o.chance, o.responses) == (5 / 10, 1 / 4, None, 4)
+    assert (o.shared, o.identical, o.chance) == (5 / 10, 1 / 4, None)
 
 
 def test_chance_is_what_independent_draws_share() -> None:
