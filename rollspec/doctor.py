@@ -183,7 +183,7 @@ def _runner(env: Mapping[str, str], cpu: bool) -> Check:
         reason = compat.NO_KERNELS
     if reason is not None:
         return Check("model runner", "off", f"{reason}.")
-    return Check("model runner", "info", "vLLM's second one (V2); on a GPU it was never run.")
+    return Check("model runner", "info", "vLLM's second one (V2); of GPUs, an H100 has run it.")
 
 
 def _history(config: RollspecConfig | None) -> Check:

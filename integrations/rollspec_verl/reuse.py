@@ -283,7 +283,7 @@ class ReusingServer:
             return
         # Weights are being synced, or a checkpoint written: neither may fail by this.
         with self.rollspec_reuse_faults.left_out("saving old responses"):
-            old = self.rollspec_reuse.old
+            old = self.rollspec_reuse.responses
             await asyncio.to_thread(old.save, folder, old.snapshot(), self.rollspec_tokenizer)
 
     def _rollspec_restore(self, folder: Path) -> None:
@@ -291,6 +291,6 @@ class ReusingServer:
         if reuse is None:
             return
         with self.rollspec_reuse_faults.left_out("loading old responses"):
-            count = reuse.old.load(folder, reuse.version, tokenizer=self.rollspec_tokenizer)
+            count = reuse.responses.load(folder, reuse.version, tokenizer=self.rollspec_tokenizer)
             if count:
                 print(f"rollspec: {count} old responses of {folder}.", flush=True)

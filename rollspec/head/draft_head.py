@@ -69,8 +69,8 @@ class DraftHead:
         self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
         self.limit = int(runner.speculative_config.draft_model_config.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
-        self.states = DrafterKV(KEEP_BYTES, int(drafter.max_num_tokens), width, runner.dtype.itemsize)
-        self.rewind = self.states.rewind
+        self.drafter_kv = DrafterKV(KEEP_BYTES, int(drafter.max_num_tokens), width, runner.dtype.itemsize)
+        self.rewind = self.drafter_kv.rewind
         self.off = False
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses
@@ -90,7 +90,7 @@ class DraftHead:
             self.specialists.scored(req_id, accepted, length)
             if self.specialists.drafted(req_id):
                 return
-        if self.swapper.canary is None or not self.states.current(req_id):
+        if self.swapper.canary is None or not self.drafter_kv.current(req_id):
             return
         try:
             self.swapper.observe(accepted, length)
@@ -158,9 +158,9 @@ class DraftHead:
             states = torch.cat([h[index] for h in aux], dim=-1)  # [sum of counts, A*H]
         at = 0
         for req_id, (_, n) in zip(req_ids, rows, strict=True):
-            self.states.add(req_id, starts[req_id], n if states is None else states[at : at + n])
+            self.drafter_kv.add(req_id, starts[req_id], n if states is None else states[at : at + n])
             at += n
-        self.states.trim()
+        self.drafter_kv.trim()
 
     def repair(
         self, req_ids: list[str], starts: dict[str, int], read: Callable[[list[Span]], None], rows: int | None = None
@@ -171,8 +171,8 @@ class DraftHead:
             req_ids: the batch. starts: the first position that the step computed, by request.
             read: writes the head's KV at positions of some rows, in one pass. rows: most of them in one.
         """
-        late = list(self.states.unread(req_ids, starts))
-        again = list(self.states.stale(req_ids, REBUILD_TOKENS))
+        late = list(self.drafter_kv.unread(req_ids, starts))
+        again = list(self.drafter_kv.stale(req_ids, REBUILD_TOKENS))
         # A draft model reads one token more per row, and a request may have a row of each kind.
         room = max(1, int(self.drafter.max_num_tokens) - 2 * len(req_ids))
         batch: list[Span] = []
@@ -262,7 +262,7 @@ class DraftHead:
         if self.training is not None and computes:
             self.training.step_begins()
         for req_id in ended:
-            self.states.drop(req_id)
+            self.drafter_kv.drop(req_id)
             if self.domains is not None:
                 self.domains.forget(req_id)
             if self.capture is not None:

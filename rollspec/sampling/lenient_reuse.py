@@ -90,7 +90,7 @@ class LenientReuse:
     """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop."""
 
     config: ReuseConfig
-    old: History  # the responses to reuse (`old_responses`)
+    responses: History  # to reuse (`old_responses`)
     max_model_len: int
     vocab_size: int  # of the target; an old token beyond it is not reused
     eos: frozenset[int]  # tokens that end a response unless `ignore_eos`
@@ -112,7 +112,7 @@ class LenientReuse:
         if sample is None:
             return None
         self._counts["requests"] += 1
-        old = self.old.part(prompt_key(prompt), sample)
+        old = self.responses.part(prompt_key(prompt), sample)
         reason = self.refuses(params) or (self._unusable(old, limit) if old is not None else None)
         if reason is not None:
             self._refuse(*reason)
@@ -190,9 +190,9 @@ class LenientReuse:
                 self._refuse("log-probs", needs)
                 continue
             response = Response(as_tokens(tokens), version, origin=sample, logprobs=given)
-            self.old.add(key, _NO_PROMPT, response)
+            self.responses.add(key, _NO_PROMPT, response)
             good += 1
-        return {"kept": good, "bytes": self.old.bytes}
+        return {"kept": good, "bytes": self.responses.bytes}
 
     def drain(self) -> Mapping[str, float]:
         """Counts since the last call, for `EngineStats.lenient`: they add up over engines."""

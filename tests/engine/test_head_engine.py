@@ -29,7 +29,7 @@ def _info(worker: Any) -> dict[str, Any]:
     from rollspec.engine.vllm.worker import bridge
 
     d = bridge(worker).head
-    return {"off": d.off, "late": d.caught_up, "kept": d.states.bytes, "entries": len(d.states)}
+    return {"off": d.off, "late": d.caught_up, "kept": d.drafter_kv.bytes, "entries": len(d.drafter_kv)}
 
 
 def test_a_perfect_draft_model_beside_suffix_drafts(

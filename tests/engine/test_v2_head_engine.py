@@ -35,7 +35,7 @@ def _forget(worker: Any) -> None:
             cache = layers[name].kv_cache
             for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
                 tensor.zero_()
-        for entry in head.states._entries.values():
+        for entry in head.drafter_kv._entries.values():
             entry.done = entry.base
         first = batch.positions[batch.query_start_loc[: batch.num_reqs].long()].tolist()
         starts = dict(zip(batch.req_ids, first, strict=True))

@@ -46,12 +46,12 @@ class Owner:
         self.target_model, self.draft_model = target, drafter
         self.draft_folder, self.vllm_config = str(folder), vllm_config
         self.base, self.device, self.asleep, self.policy_version = "b", torch.device("cpu"), False, 3
-        self.states = DrafterKV(1 << 20, 100, 4, 4)
+        self.drafter_kv = DrafterKV(1 << 20, 100, 4, 4)
         self.router = Router(2)
         self.acceptance = self.router.acceptance
         self.swaps, self.on_canary = 0, False
         self.faults: list[str] = []
-        self.rewind = self.states.rewind
+        self.rewind = self.drafter_kv.rewind
         self.record_fault = self.faults.append
 
     def second_model(self) -> Any:

@@ -312,7 +312,7 @@ def test_old_responses_are_saved_once_and_loaded_by_all(tmp_path: Path, caplog: 
         assert (tmp_path / FILE).is_file() == (server is first)
     second.rollspec_reuse.version = 9
     asyncio.run(second.rollspec_call("load", {"dir": str(tmp_path / "replica_1")}))
-    found = second.rollspec_reuse.old.part(prompt_key([5, 6]), "0_0")
+    found = second.rollspec_reuse.responses.part(prompt_key([5, 6]), "0_0")
     assert found.tokens.tolist() == [10, 11, 12, 1] and first.calls == ["save"]
     second.rollspec_tokenizer = "another"
     with caplog.at_level(logging.ERROR, "rollspec"):

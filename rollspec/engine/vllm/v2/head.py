@@ -71,7 +71,7 @@ class RunnerDraftHead(DraftHead):
             self.keep(req_ids, starts, rows, read or None)
             longest = max(start + n for start, (_, n) in zip(begin, rows, strict=True))
             passes = max(0, min(passes, self.limit - longest))
-            if not passes and not self.states.full:
+            if not passes and not self.drafter_kv.full:
                 return None, None
             started = time.perf_counter()
             repaired = self.repair(req_ids, starts, functools.partial(self._read, batch), self.drafter.max_num_reqs)
@@ -79,7 +79,7 @@ class RunnerDraftHead(DraftHead):
             on_cpu = self.runner.device.type == "cpu"
             late = time.perf_counter() - started if on_cpu else math.inf if repaired else 0.0
             tokens, probs = self.drafter.propose(passes, batch, *args, **kwargs)
-            self.states.read(req_ids)
+            self.drafter_kv.read(req_ids)
             if not passes:
                 return None, None
             out = tokens[:, :passes].tolist(), probs[:, :passes].tolist()

@@ -24,8 +24,8 @@ def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swappe
     target = swapper.owner.target_model
     before = target.model.embed_tokens.weight.clone()
     where = weight(swapper).data_ptr()
-    swapper.owner.states.add("a", 0, torch.zeros(5, 4))
-    swapper.owner.states.read(["a"])
+    swapper.owner.drafter_kv.add("a", 0, torch.zeros(5, 4))
+    swapper.owner.drafter_kv.read(["a"])
     given = payload(2.0, {"embed_tokens.weight": torch.randn(8, 4)}, canary=False)
     answer = swapper.request(given)
     assert weight(swapper).data_ptr() == where and bool((weight(swapper) == 2.0).all())
@@ -34,7 +34,7 @@ def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swappe
     assert answer["reread"] == 5 and answer["change"] == pytest.approx(1.0) and answer["pause_ms"] > 0
     assert swapper.counts["promoted"] == 1
     # A small change leaves the KV as it is.
-    swapper.owner.states.read(["a"])
+    swapper.owner.drafter_kv.read(["a"])
     assert swapper.request(payload(2.01, canary=False))["reread"] == 0
 
 
