@@ -1,41 +1,38 @@
-"""Lossy reuse on a real engine, through the code that verl's server runs: scoring, cut, continuation, distribution.
-
-What stands in for verl's server is the request handling around `AsyncLLM.generate` alone.
-"""
+"""Lossy reuse on a real engine, through the code that verl's server runs: scoring, cut, continuation, distribution."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engines import KV_BYTES
+from lenient import (
+    LIMIT,
+    PAST,
+    PRESENT,
+    PROMPTS,
+    Run,
+    audit,
+    counts,
+    event_loop,
+    make_server,
+    remember,
+    rollouts,
+    started,
+)
 from models import make_sharp_model
-from vllm_like import like, plays
 
 from benchmarks.lenient_distance import distribution, total_variation
-from rollspec.audit.distribution import distribution_tests
-from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.reference import Reference
 from rollspec.audit.statistics import g_test, merge_rare
-from rollspec.audit.verdict import AuditResult, check_log_probs
-from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
-from rollspec.telemetry.engine_stats import EngineStats
-from rollspec.telemetry.metrics import to_metrics
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.engine
-
-PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
-LIMIT = 24
-PRESENT, PAST = 0.8, 0.4  # the policy that samples, and a sharper one that sampled the old responses
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -45,122 +42,24 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    loop = asyncio.new_event_loop()
-    yield lambda coroutine: loop.run_until_complete(asyncio.wait_for(coroutine, 240))
-    pending = asyncio.all_tasks(loop)  # vLLM's, which read from the engine
-    for task in pending:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-    loop.close()
+    with event_loop() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def engine(sharp: Path, run: Run) -> Iterator[Any]:
-    from vllm import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    async def start() -> Any:
-        return AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=str(sharp),
-                dtype="float32",
-                enforce_eager=True,
-                max_model_len=256,
-                max_num_seqs=64,
-                kv_cache_memory_bytes=KV_BYTES,
-                logprobs_mode="processed_logprobs",
-                additional_config={"rollspec": {"preset": "default", "reuse": {"mode": "lenient"}}},
-            )
-        )
-
-    found = run(start())
-    yield found
-    found.shutdown()
+    with started(sharp, {"preset": "default", "reuse": {"mode": "lenient"}}, run) as found:
+        yield found
 
 
 @pytest.fixture
 def server(engine: Any, run: Run) -> Any:
-    return run(make_server(engine))
+    return run(make_server(engine, reusing()))
 
 
-async def make_server(engine: Any, **reuse: Any) -> Any:
-    from rollspec_verl.replica import ServerCalls
-    from rollspec_verl.reuse import ReusingServer
-    from verl.workers.rollout.replica import TokenOutput
-    from vllm import SamplingParams
-
-    @plays("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer")
-    class Verl:
-        """vLLMHttpServer.generate: SamplingParams from a mapping, tokens and log-probs back."""
-
-        config = like(
-            "verl.workers.config.rollout:RolloutConfig",
-            response_length=LIMIT,
-            prompt_length=16,
-            max_model_len=256,
-            enable_rollout_routing_replay=False,
-            full_determinism=False,
-        )
-        model_config = like("verl.workers.config.model:HFModelConfig", tokenizer=engine.get_tokenizer())
-        lora_as_adapter, _disaggregation_role = False, "null"
-        replica_rank = node_rank = global_steps = _admitting = 0
-
-        async def _park_until_admitted(self, request_id: str) -> None:
-            self._admitting += 1
-
-        async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Any:
-            params = {"max_tokens": LIMIT, **sampling_params, "logprobs": 0, "detokenize": False}
-            prompt = {"prompt_token_ids": prompt_ids}
-            async for out in engine.generate(prompt, SamplingParams(**params), request_id):
-                last = out.outputs[0]
-            tokens = list(last.token_ids)
-            log_probs = [found[t].logprob for t, found in zip(tokens, last.logprobs, strict=True)]
-            return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
-
-    class Server(ReusingServer, ServerCalls, Verl):
-        pass
-
-    out = Server()
-    out.engine, out.rollspec_on = engine, True
-    config = RollspecConfig.load({"preset": "spec_rl", "reuse": {"mode": "lenient", "bias": 0.0, **reuse}}, env={})
-    await out.rollspec_begin_reuse(config, await out.rollspec_call("info", {}))
-    assert out.rollspec_reuse is not None
-    out.rollspec_reuse.rng = np.random.default_rng(7)  # not that of the old responses
-    await out.rollspec_call("stats", {})  # from here on
-    return out
-
-
-async def rollouts(server: Any, temperature: float, copies: int, tag: str) -> list[tuple[int, str, Any]]:
-    """(prompt number, sample, output), all at once."""
-
-    async def one(i: int, c: int) -> tuple[int, str, Any]:
-        sample = f"{c}_0"
-        params = {"temperature": temperature, "extra_args": {scoring.KEY: {"sample": sample}}}
-        return i, sample, await server.generate(list(PROMPTS[i]), params, request_id=f"{tag}-{i}-{c}")
-
-    return await asyncio.gather(*(one(i, c) for i in range(len(PROMPTS)) for c in range(copies)))
-
-
-def remember(server: Any, found: list[tuple[int, str, Any]], shift: float = 0.0) -> None:
-    items = [(prompt_key(PROMPTS[i]), s, o.token_ids, np.array(o.log_probs) + shift) for i, s, o in found]
-    server.rollspec_reuse.remember(items, 0)
-
-
-def audit(sharp: Path, found: list[tuple[int, str, Any]], temperature: float) -> Any:
-    samples = Samples(
-        tuple(np.array(o.token_ids) for _, _, o in found),
-        np.array([i for i, _, _ in found]),
-        np.zeros(len(found), dtype=np.int64),
-        tuple(np.array(o.log_probs) for _, _, o in found),
-    )
-    target = Reference(sharp, temperature)
-    evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
-    target.fill(evidence, PROMPTS)
-    return AuditResult(distribution_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
-
-
-def counts(answer: dict[str, Any]) -> dict[str, float]:
-    return {n: v for n, v in to_metrics(EngineStats.from_dict(answer)).items() if n.startswith("rollspec/reuse/")}
+def reusing(bias: float = 0.0) -> dict[str, Any]:
+    """Settings of the server."""
+    return {"preset": "spec_rl", "reuse": {"mode": "lenient", "bias": bias}}
 
 
 def test_under_an_unchanged_policy_old_responses_are_taken_whole(sharp: Path, server: Any, run: Run) -> None:
@@ -181,7 +80,7 @@ def test_under_an_unchanged_policy_old_responses_are_taken_whole(sharp: Path, se
 
 
 def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engine: Any, run: Run) -> None:
-    server = run(make_server(engine, bias=50.0))
+    server = run(make_server(engine, reusing(50.0)))
     first = run(rollouts(server, PRESENT, 4, "one"))
     run(server.rollspec_call("stats", {}))
     remember(server, first, shift=2.0)
@@ -189,7 +88,7 @@ def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engin
     assert counts(run(server.rollspec_call("stats", {})))["rollspec/reuse/skip_ratio"] == 1.0
     assert [o.token_ids for *_, o in again] == [o.token_ids for *_, o in first]
 
-    server = run(make_server(engine))
+    server = run(make_server(engine, reusing()))
     remember(server, first, shift=0.2)  # as if each token had been e^0.2 times as likely: kept with chance e^-0.2
     cut = run(rollouts(server, PRESENT, 4, "three"))
     found = counts(run(server.rollspec_call("stats", {})))
@@ -206,7 +105,7 @@ def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engin
 @pytest.mark.slow  # `test_a_lossy_redraw_fails` is its shorter sibling
 def test_the_audit_finds_that_the_distribution_is_not_the_policys(sharp: Path, engine: Any, run: Run) -> None:
     """Old responses of another policy: lossy at bias 0. Without them the same server passes."""
-    server = run(make_server(engine))
+    server = run(make_server(engine, reusing()))
     fresh = run(rollouts(server, PRESENT, 80, "fresh"))
     verdict = audit(sharp, fresh, PRESENT)
     assert verdict.verdict == "pass", verdict.reasons
@@ -220,7 +119,7 @@ def test_the_audit_finds_that_the_distribution_is_not_the_policys(sharp: Path, e
 def test_the_distribution_is_the_published_one(sharp: Path, engine: Any, run: Run) -> None:
     """2,000 first tokens: distributed as the rule says they are, and as far from the policy."""
     n, bias = 2000, 0.0
-    server = run(make_server(engine, bias=bias))
+    server = run(make_server(engine, reusing(bias)))
     logits = first_logits(sharp).double()
     p, q = ((logits / t).softmax(-1).numpy() for t in (PRESENT, PAST))
     rng = np.random.default_rng(0)

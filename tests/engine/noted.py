@@ -1,0 +1,171 @@
+"""What tests note in an engine's worker, so that they can compute by a paper's formula what had to come of it.
+
+llm.collective_rpc(note_drafter, args=("stand",))
+...
+(events,) = llm.collective_rpc(noted)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engines import bridge
+
+from rollspec.drafting.base import DRAFTERS
+
+
+def noted(worker: Any) -> list[tuple[Any, ...]]:
+    """What was noted, in order."""
+    return list(bridge(worker).engine.noted)
+
+
+def note_drafter(worker: Any, name: str) -> None:
+    """Note what a drafter is told, what it drafts, and what of it the engine verified:
+
+    ("begin", request, prompt's key, prompt)    ("verify", request, draft tokens)    ("end", request)
+    ("emit", request, tokens)                   ("draft", request, room, tokens, source)
+    """
+    engine = bridge(worker).engine
+    (drafter,) = (d for d in engine.drafters if type(d) is DRAFTERS[name])
+    log: list[tuple[Any, ...]] = []
+    engine.noted = log
+    begin, observe, propose, finish = drafter.begin, drafter.observe, drafter.propose, drafter.finish
+    prepare = engine.prepare
+
+    def beginning(r: Any) -> None:
+        log.append(("begin", r.req_id, r.key, r.prompt.tolist()))
+        begin(r)
+
+    def observing(r: Any) -> None:
+        log.append(("emit", r.req_id, list(r.emitted)))
+        observe(r)
+
+    def proposing(r: Any, room: int) -> Any:
+        draft = propose(r, room)
+        tokens, source = ([], "") if draft is None else (list(draft.token_ids), draft.source)
+        log.append(("draft", r.req_id, room, tokens, source))
+        return draft
+
+    def finishing(r: Any) -> None:
+        log.append(("end", r.req_id))
+        finish(r)
+
+    def preparing(req_ids: Any, sampled: Any, scheduled: Any, *args: Any) -> Any:
+        log.extend(("verify", req_id, list(tokens)) for req_id, tokens in scheduled.items() if tokens)
+        return prepare(req_ids, sampled, scheduled, *args)
+
+    drafter.begin, drafter.observe, drafter.propose, drafter.finish = beginning, observing, proposing, finishing
+    engine.prepare = preparing
+
+
+def noise_of_stand(worker: Any) -> list[float]:
+    """Of the drafter `stand`, as it was drawn beforehand."""
+    return next(list(d.noise) for d in bridge(worker).engine.drafters if type(d) is DRAFTERS["stand"])
+
+
+def note_bandits(worker: Any) -> None:
+    """Note what the bandits of a rule with one per prompt choose, and what verifications emit:
+
+    ("chose", request, arm, tokens proposed, tokens kept, (probabilities, arm) of the last draw or None)
+    ("paid", request, tokens that the engine emitted where it had verified draft tokens)
+    """
+    from rollspec.drafting import stopping
+
+    engine = bridge(worker).engine
+    rule, prepare, make = engine.selection.rule, engine.prepare, stopping.make
+    log: list[tuple[Any, ...]] = []
+    engine.noted, keep = log, rule.keep
+
+    class Draws:
+        """A generator whose draws are noted."""
+
+        def __init__(self, rng: Any) -> None:
+            self.rng = rng
+            self.last: tuple[list[float], int] | None = None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.rng, name)
+
+        def choice(self, n: int, p: Any) -> int:
+            self.last = list(map(float, p)), int(self.rng.choice(n, p=p))
+            return self.last[1]
+
+    def making(*args: Any) -> Any:
+        learner = make(*args)
+        learner.rng = Draws(learner.rng)
+        return learner
+
+    def keeping(r: Any, p: Any, batch: int) -> Any:
+        kept = keep(r, p, batch)
+        if r.req_id in rule.learners:
+            learner, arm = rule.learners[r.req_id]
+            log.append(("chose", r.req_id, arm, len(p.expected), kept, learner.rng.last))
+        return kept
+
+    def preparing(req_ids: Any, sampled: Any, scheduled: Any, *args: Any) -> Any:
+        log.extend(
+            ("paid", q, len(said)) for q, said in zip(req_ids, sampled, strict=True) if said and scheduled.get(q)
+        )
+        return prepare(req_ids, sampled, scheduled, *args)
+
+    setattr(stopping, "make", making)  # noqa: B010 - it is the module's of the worker
+    rule.keep, engine.prepare = keeping, preparing
+
+
+def note_strategy(worker: Any) -> None:
+    """Note what the tuning strategy chooses and is told, and what was drafted:
+
+        ("chose", bucket, arm)    ("observed", bucket, arm, requests, tokens emitted under every arm, seconds)
+        ("changed",)              ("drafted", requests, draft tokens that were handed over)
+
+    Seconds have to be those of the clock.
+    """
+    engine = bridge(worker).engine
+    strategy, complete = engine.tuner.strategy, engine.complete
+    log: list[tuple[Any, ...]] = []
+    engine.noted = log
+    choose, observe, changed = strategy.choose, strategy.observe, strategy.changed
+
+    def choosing(bucket: int) -> int:
+        arm: int = choose(bucket)
+        log.append(("chose", bucket, arm))
+        return arm
+
+    def observing(bucket: int, outcome: Any) -> None:
+        seconds = outcome.elapsed if outcome.measured == outcome.elapsed else None
+        log.append(("observed", bucket, outcome.played, outcome.batch, list(map(float, outcome.emitted)), seconds))
+        observe(bucket, outcome)
+
+    def changing() -> None:
+        log.append(("changed",))
+        changed()
+
+    def completing(*args: Any) -> Any:
+        drafts = complete(*args)
+        log.append(("drafted", len(engine._step.running), sum(map(len, drafts))))
+        return drafts
+
+    strategy.choose, strategy.observe, strategy.changed = choosing, observing, changing
+    engine.complete = completing
+
+
+def arms_of_strategy(worker: Any) -> list[int]:
+    """The draft length of each arm that the tuning strategy has."""
+    return [arm.k if arm.drafters else 0 for arm in bridge(worker).engine.tuner.strategy.arms]
+
+
+def draft_right(worker: Any, texts: dict[str, list[int]], every: int) -> None:
+    """The draft head proposes what is said next, but for each `every`-th token. `texts`: responses by prompt's key."""
+    engine = bridge(worker).engine
+    complete = engine.complete
+
+    def completing(rows: Any = None, probs: Any = None) -> Any:
+        if rows is not None:
+            rows = [list(map(int, row)) for row in rows]
+            for r in engine._step.running:
+                row, text = rows[r.place], texts[r.key][len(r.output) :]
+                for i, token in enumerate(text[: len(row)]):
+                    row[i] = token if (len(r.output) + i) % every else row[i]
+        return complete(rows, probs)
+
+    engine.complete = completing
