@@ -29,6 +29,8 @@ BURSTS = (1, 2, 4, 8)
 """Batch sizes of a topic's bursts, with so many requests each: `max(2, size)`."""
 TOPIC = sum(max(2, b) for b in BURSTS)  # requests of one topic
 ROOM = 512  # tokens of a prompt
+WARM = 16
+"""Prompts that engines warm up with at most, an eighth of all where these are few."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Load:
     def __post_init__(self) -> None:
         self.pool = list(chain.from_iterable(self.prompts))
         random.Random(0).shuffle(self.pool)
+        self.warming = max(1, min(WARM, len(self.pool) // 8))
 
     @property
     def longest(self) -> int:
@@ -112,10 +115,12 @@ class Load:
         """A workload's own prompts by topic: no other workload shows them to drafters, and which of them run does not
         change what they are.
         """
-        shifting = [topic[: 2 * len(topic) // 3] for topic in self.prompts[:2]] if len(self.prompts) > 1 else []
+        warm = {tuple(p) for p in self.pool[-self.warming :]}
+        topics = [[p for p in topic if tuple(p) not in warm] for topic in self.prompts[:2]]
+        shifting = [topic[: 2 * len(topic) // 3] for topic in topics] if len(self.prompts) > 1 else []
         if name == "shift":
             return shifting
-        taken = {tuple(p) for topic in shifting for p in topic}
+        taken = warm | {tuple(p) for topic in shifting for p in topic}
         pool = [p for p in self.pool if tuple(p) not in taken]
         others = [w for w in WORKLOADS if w != "shift"]
         shares = [WORKLOADS[w].prompts for w in others]
@@ -147,8 +152,10 @@ class Load:
         ]
 
     def warm(self) -> list[Work]:
-        """What compiles and touches everything, and shows the tuner what steps cost: none of the workloads' prompts."""
-        some = [list(reversed(p)) for p in self.pool[:16]]
+        """What compiles and touches everything, and shows the tuner what steps cost, and how often drafts of such texts
+        are accepted: of prompts of no sense a head learns to rest. No workload has these prompts.
+        """
+        some = self.pool[-self.warming :]
         return [
             Work((some * 4)[: max(4, b)], [16] * max(4, b), b, i, self.weights[0] if not i else "")
             for i, b in enumerate((64, 8, 1), 1)

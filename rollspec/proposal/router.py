@@ -102,21 +102,31 @@ class HeadAcceptance:
 
 
 class PassCost:
-    """Seconds that d passes of the drafter take, per batch bucket; the first reads all that was verified."""
+    """Seconds that d passes of the drafter take, per batch bucket; the first reads all that was verified.
+
+    The first pass at a batch size may compile something, or find its memory cold. What was timed once says only how
+    cheap passes are, not how dear: a head would rest because of it, and not be timed again.
+    """
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], list[float]] = {}  # (bucket, passes) -> [seconds, weight]
         self.each = 0.0  # mean seconds of a pass; 0 before one was timed
+        self._timed = 0  # how often, two at most
 
     def observe(self, batch: int, passes: int, seconds: float) -> None:
         """`passes` passes for `batch` requests took `seconds`."""
         if passes <= 0 or seconds <= 0.0:
             return
         cell = self._cells.setdefault((bucket_of(batch), passes), [seconds, 0.0])
+        if cell[1] == 1.0:
+            cell[0] = min(cell[0], seconds)
         cell[1] = min(cell[1] + 1.0, 64.0)
         cell[0] += (min(seconds, 2.0 * cell[0]) - cell[0]) / cell[1]
         each = seconds / passes
-        self.each += (min(each, 2.0 * self.each) - self.each) / 32.0 if self.each else each
+        if self._timed < 2:
+            self.each, self._timed = min(each, self.each or each), self._timed + 1
+        else:
+            self.each += (min(each, 2.0 * self.each) - self.each) / 32.0
 
     def bound(self, batch: int, passes: int, seconds: float) -> None:
         """They took `seconds` after a rest, with weights in no cache: an estimate above that was too high."""
@@ -144,13 +154,14 @@ class PassCost:
         if passes <= 0:
             return 0.0
         bucket = bucket_of(batch)
-        if cell := self._cells.get((bucket, passes)):
-            return cell[0]
-        known = [(p, c[0]) for (b, p), c in self._cells.items() if b == bucket]
+        known = {p: c[0] for (b, p), c in self._cells.items() if b == bucket and c[1] > 1.0}
         if known:
-            p, seconds = min(known, key=lambda row: abs(row[0] - passes))
-            return seconds * passes / p
-        return passes * (self.each or UNSEEN_PASS * step)
+            nearest = min(known, key=lambda p: abs(p - passes))
+            return known[nearest] * passes / nearest
+        # Cheap enough to be tried, twice.
+        unseen = passes * min(self.each or np.inf, UNSEEN_PASS * step)
+        once = self._cells.get((bucket, passes))
+        return min(once[0], unseen) if once else unseen
 
 
 class Router:

@@ -1,6 +1,6 @@
 """The engine's step against a stored trace: the same worlds must give the same plans, drafts and counts, to the token.
 
-PYTHONPATH=tests/unit python tests/unit/rollspec/test_step_trace.py     # writes the trace anew, after a change that is meant to change it
+PYTHONPATH=tests/unit python tests/unit/rollspec/test_step_trace.py     # writes it anew, after a change that is meant
 """
 
 from __future__ import annotations
