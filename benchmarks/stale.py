@@ -106,6 +106,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "moving": (*TRAINING, "examples/demo/job.py", "examples/grpo_tasks"),
     "moving-terms": (*TRAINING, "examples/demo/job.py", "examples/grpo_tasks"),
     "peers": (*TRAINED, *HEAD),
+    "peers-trained": (*TRAINED, *HEAD),
     "peers-rules": ENGINE,
     "peers-demo": ENGINE,  # none of its arms has a head
     "propose": DRAFTING,
