@@ -52,8 +52,7 @@ class Prompts:
             TrainingError: the file cannot be used.
             RollspecError: nothing is left, or what was trained on is not known.
         """
-        rows = prompts.built_in() if file is None else prompts.read(file)
-        found, _ = prompts.tokenized(rows, model, ROOM)
+        found, _ = prompts.tokenized(prompts.read(file), model, ROOM)
         if fresh_to is None:
             return cls(found, trained_on(head))
         trained = trained_on(fresh_to)

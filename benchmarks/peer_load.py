@@ -80,7 +80,7 @@ class Load:
     def __post_init__(self) -> None:
         self.pool = list(chain.from_iterable(self.prompts))
         random.Random(0).shuffle(self.pool)
-        self.warming = max(1, min(WARM, len(self.pool) // 8))
+        self.warming = self.pool[-max(1, min(WARM, len(self.pool) // 8)) :]
 
     @property
     def longest(self) -> int:
@@ -115,7 +115,7 @@ class Load:
         """A workload's own prompts by topic: no other workload shows them to drafters, and which of them run does not
         change what they are.
         """
-        warm = {tuple(p) for p in self.pool[-self.warming :]}
+        warm = {tuple(p) for p in self.warming}
         topics = [[p for p in topic if tuple(p) not in warm] for topic in self.prompts[:2]]
         shifting = [topic[: 2 * len(topic) // 3] for topic in topics] if len(self.prompts) > 1 else []
         if name == "shift":
@@ -155,9 +155,8 @@ class Load:
         """What compiles and touches everything, and shows the tuner what steps cost, and how often drafts of such texts
         are accepted: of prompts of no sense a head learns to rest. No workload has these prompts.
         """
-        some = self.pool[-self.warming :]
         return [
-            Work((some * 4)[: max(4, b)], [16] * max(4, b), b, i, self.weights[0] if not i else "")
+            Work((self.warming * 4)[: max(4, b)], [16] * max(4, b), b, i, self.weights[0] if not i else "")
             for i, b in enumerate((64, 8, 1), 1)
         ]
 

@@ -121,8 +121,7 @@ def policy_of(
         return policy, first_prompts(policy, PROMPTS)
     from drafter_online import prompts
 
-    rows = prompts.read(file) if file else prompts.built_in()
-    found, _ = prompts.tokenized(rows, model, MAX_LEN - max(STEADY_TOKENS, max(moving(range(BATCH)))))
+    found, _ = prompts.tokenized(prompts.read(file), model, MAX_LEN - max(STEADY_TOKENS, max(moving(range(BATCH)))))
     if len(found) < PROMPTS:
         raise RollspecError(f"rollspec: --prompts {file} has {len(found)} that fit, and {PROMPTS} are needed.")
     return drifting(model, towards, epochs), found[:PROMPTS]

@@ -154,7 +154,7 @@ class _Work:
             log.info("drafter-online: %d response tokens are in %s already", done, o.out / "buffer")
             return
         positions = int(self.target.max_position_embeddings)
-        rows = prompts.built_in(o.seed) if o.prompts is None else prompts.read(o.prompts, o.seed)
+        rows = prompts.read(o.prompts, o.seed)
         tokens, left_out = prompts.tokenized(rows, o.model, positions - o.max_tokens)
         most = max(map(max, tokens))
         if most >= self.target.vocab_size:

@@ -51,12 +51,14 @@ def built_in(seed: int = 0) -> list[str]:
     return rng.sample(made, len(made))
 
 
-def read(file: Path, seed: int = 0) -> list[Any]:
-    """A file's prompts, text or messages; `MOST` of them by chance where there are more.
+def read(file: Path | None, seed: int = 0) -> list[Any]:
+    """A file's prompts, text or messages, `MOST` of them by chance where there are more; None: the built-in ones.
 
     Raises:
         TrainingError: it cannot be read, holds none, or a row of it is none.
     """
+    if file is None:
+        return built_in(seed)
     prompts = [_prompt(row, i, file) for i, row in enumerate(rows(file, ("prompt", "messages")))]
     return prompts if len(prompts) <= MOST else random.Random(seed).sample(prompts, MOST)
 

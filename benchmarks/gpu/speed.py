@@ -101,5 +101,5 @@ def _summary(name: str, found: dict[str, Any]) -> list[dict[str, Any]]:
 def _prompts(spec: Spec) -> list[list[int]]:
     from drafter_online import prompts
 
-    rows = prompts.built_in() if spec.prompts is None else prompts.read(Path(spec.prompts))
+    rows = prompts.read(None if spec.prompts is None else Path(spec.prompts))
     return prompts.tokenized(rows, str(spec.model), 512)[0]

@@ -95,6 +95,7 @@ class Family:
         """
         stopped: set[int] = set()
         self.alive(strays=True)
+        self.signal(signal.SIGCONT)  # what is halted does not hear that it is to end
         self.next_segments = 0.0  # the last chance to see what they map
         self.look()
         for sig, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):

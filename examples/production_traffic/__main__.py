@@ -173,15 +173,15 @@ async def _traffic(
         for name in names:
             folder = out / name
             folder.mkdir(exist_ok=True)
-            options, trainer = _options(name, out, args), ()
+            options, families = _options(name, out, args), ()
             if name == "online":
-                trainer = (stack.enter_context(_daemon(made, out, args)),)
-                console.print(f"  status: {trainer[0].url}/status", highlight=False)
-                options["drafter.endpoint"] = _endpoint(folder)
+                trainer = stack.enter_context(_daemon(made, out, args))
+                console.print(f"  status: {trainer.url}/status", highlight=False)
+                options["drafter.endpoint"], families = _endpoint(folder), trainer.families
             server = stack.enter_context(
                 servers.server(made.model, traffic.MODEL, folder, options or None, plan.clients, made.dtype)
             )
-            live[name] = replace(server, families=sum((t.families for t in trainer), server.families))
+            live[name] = replace(server, families=(*server.families, *families))
             warm = replace(plan, phases=((plan.phases[0][0], 2),), pause=0.0, seed=plan.seed + 1)
             turned = {d: p[::-1] for d, p in made.prompts.items()}
             await traffic.send({"warm": live[name]}, warm, turned, folder, lambda *_: None)

@@ -23,6 +23,7 @@ START_SECONDS = 900.0  # a slow machine compiles for minutes
 CORES = sorted(os.sched_getaffinity(0))
 ENGINE_CORE, TRAINER_CORE = CORES[0], CORES[1 % len(CORES)]
 """The server has a core of its own in every arm, and the trainer the other one: the device and an idle one."""
+TAIL = 3000  # characters of a log that are shown when its process ended
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,6 @@ class Server:
         """Let it go on."""
         for family in self.families:
             family.signal(signal.SIGCONT)
-
-
-TAIL = 3000  # characters of a log that are shown when its process ended
 
 
 @contextmanager
@@ -73,7 +71,6 @@ def running(
         family.look()
         yield family
     finally:
-        family.signal(signal.SIGCONT)  # what is halted does not hear that it is to end
         # `timeout` and an impatient user signal twice; the second one must not leave a server behind.
         handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGINT)}
         try:

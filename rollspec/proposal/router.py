@@ -150,7 +150,7 @@ class PassCost:
         self.each, self._cells = each, cells
 
     def seconds(self, batch: int, passes: int, step: float) -> float:
-        """Predicted; `step` is the duration of a step, used before anything was timed."""
+        """Predicted; `step` is the duration of a step, used before passes were timed twice at this batch size."""
         if passes <= 0:
             return 0.0
         bucket = bucket_of(batch)

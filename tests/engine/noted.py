@@ -20,7 +20,7 @@ def noted(worker: Any) -> list[tuple[Any, ...]]:
 
 
 def note_drafter(worker: Any, name: str) -> None:
-    """Note what a drafter is told, what it drafts, and what of it the engine verified:
+    """Note what a drafter receives, what it drafts, and what of it the engine verified:
 
     ("begin", request, prompt's key, prompt)    ("verify", request, draft tokens)    ("end", request)
     ("emit", request, tokens)                   ("draft", request, room, tokens, source)
@@ -113,7 +113,7 @@ def note_bandits(worker: Any) -> None:
 
 
 def note_strategy(worker: Any) -> None:
-    """Note what the tuning strategy chooses and is told, and what was drafted:
+    """Note what the tuning strategy chooses and observes, and what was drafted:
 
         ("chose", bucket, arm)    ("observed", bucket, arm, requests, tokens emitted under every arm, seconds)
         ("changed",)              ("drafted", requests, draft tokens that were handed over)

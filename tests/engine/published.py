@@ -1,6 +1,6 @@
 """What the drafters of published systems have to draft, computed from the texts by their rules on plain lists.
 
-A rule is told what an engine's drafter was told (`noted.note_drafter`), and `check` compares every draft.
+A rule receives what an engine's drafter received (`noted.note_drafter`), and `check` compares every draft.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Sample:
 
 
 Choice = tuple[int, float, str] | None
-"""A token, the chance that it is accepted, and who knew it; None where nobody knows one."""
+"""A token, the chance that it is accepted, and its source; None where no source has one."""
 
 
 class Rule:
-    """One drafter. `told`: draft tokens that a simpler rule would have chosen otherwise, by its name."""
+    """One drafter. `differs`: draft tokens that a simpler rule would have chosen otherwise, by its name."""
 
     def __init__(self) -> None:
-        self.told: Counter[str] = Counter()
+        self.differs: Counter[str] = Counter()
 
     def begins(self, s: Sample) -> None:
         """A request begins."""
@@ -121,8 +121,10 @@ class Stand(Followers):
 
         token = max(counts, key=perturbed)
         short = self.after[s.key, text[-1]]
-        self.told["argmax"] += token != counts.most_common(1)[0][0]
-        self.told["bigram"] += token != max(Counter(y for _, y in short), key=Counter(y for _, y in short).__getitem__)
+        self.differs["argmax"] += token != counts.most_common(1)[0][0]
+        self.differs["bigram"] += token != max(
+            Counter(y for _, y in short), key=Counter(y for _, y in short).__getitem__
+        )
         return token, counts[token] / (len(row) + UNSEEN), "stand"
 
 
@@ -141,9 +143,9 @@ class Consensus(Followers):
             return None
         token = max(votes, key=lambda y: len(votes[y]))
         counts = Counter(y for _, y in row)
-        self.told["last"] += token != row[-1][1]
-        self.told["first"] += token != row[0][1]
-        self.told["most often"] += token != max(counts, key=counts.__getitem__)
+        self.differs["last"] += token != row[-1][1]
+        self.differs["first"] += token != row[0][1]
+        self.differs["most often"] += token != max(counts, key=counts.__getitem__)
         return token, len(votes[token]) / (len(voters) + UNSEEN), "consensus"
 
 
@@ -171,8 +173,8 @@ class TokenRecycling(Rule):
             return None
         token = max(row, key=row.__getitem__)
         counts = Counter(self.order[text[-1]])
-        self.told["last"] += token != self.order[text[-1]][-1]
-        self.told["most often"] += token != max(counts, key=counts.__getitem__)
+        self.differs["last"] += token != self.order[text[-1]][-1]
+        self.differs["most often"] += token != max(counts, key=counts.__getitem__)
         return token, row[token] / (sum(row.values()) + 0.25 * UNSEEN), "token_recycling"
 
 
@@ -207,7 +209,7 @@ class Hierarchy(Rule):
         if not known:
             return [], ""
         for other in known[1:]:
-            self.told[f"{known[0]} before {other}"] += asked[other] != asked[known[0]]
+            self.differs[f"{known[0]} before {other}"] += asked[other] != asked[known[0]]
         return asked[known[0]], f"hierarchy-{known[0]}"
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What the tuning strategies of published systems have to choose, computed from what they were told.
+"""What the tuning strategies of published systems have to choose, computed from what they observed.
 
 `events` are those of `noted.note_strategy`; `lengths` the draft length of each arm.
 """

@@ -48,7 +48,7 @@ def test_a_published_drafter_drafts_alone_and_by_its_rule(
     assert set(stats["by_source"]) == sources, stats["by_source"]
     assert stats["drafted"] == sum(drafted for _, drafted, _ in stats["by_source"].values()) == found["verified"]
     assert stats["accepted"] > 200, stats
-    assert all(rule.told[simpler] > 50 for simpler in SIMPLER[name]), rule.told
+    assert all(rule.differs[simpler] > 50 for simpler in SIMPLER[name]), rule.differs
 
 
 def made(name: str, noise: list[float]) -> Rule:

@@ -97,6 +97,12 @@ def test_a_preset_runs_as_it_is(
     assert (resolve(name, env={}).drafter_training.get("reward_beta", 0.0) > 0) == (name == "respec")
 
 
+def _observed(llm: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any], list[int]]:
+    """Counts, state, what its strategy noted, and the draft length of each arm."""
+    (events,), (lengths,) = llm.collective_rpc(noted), llm.collective_rpc(arms_of_strategy)
+    return call(llm, "stats"), call(llm, "info"), events, lengths
+
+
 def test_tlt_chooses_by_its_bandit_and_drafts_nothing_above_32_requests(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -111,8 +117,7 @@ def test_tlt_chooses_by_its_bandit_and_drafts_nothing_above_32_requests(
                 wanted = plain["greedy"][2 * (i // 7)]
                 assert said[: len(wanted)] == wanted[: len(said)]
             assert generate(llm, prompts, ignore_eos=True) == plain["long"]
-        stats, info = call(llm, "stats"), call(llm, "info")
-        (events,), (lengths,) = llm.collective_rpc(noted), llm.collective_rpc(arms_of_strategy)
+        stats, info, events, lengths = _observed(llm)
     finally:
         close(llm)
     assert not stats["faults"] and info["preset"] == "tlt", stats["faults"]
@@ -142,13 +147,11 @@ def test_respec_solves_its_lengths_from_the_profile_that_it_measured(
         for policy in range(1, 4):
             call(llm, "set_version", version=policy)
             assert generate(llm, prompts, ignore_eos=True) == plain["long"]
-        stats, info = call(llm, "stats"), call(llm, "info")
-        (events,), (lengths,) = llm.collective_rpc(noted), llm.collective_rpc(arms_of_strategy)
+        stats, info, events, lengths = _observed(llm)
     finally:
         close(llm)
     assert not stats["faults"] and info["preset"] == "respec" and lengths == [0, 2, 4], stats["faults"]
     found = respec_table(events, lengths)
-    print(found)
     assert found["by table"] > 100 and found["solved"] > 4, found
     assert found["not the cheapest"] > 0, "no draft was worth its passes"
 
@@ -176,14 +179,14 @@ def test_respec_publishes_one_version_for_two_of_the_policy(
         found = []
         for policy in range(1, 6):
             call(llm, "set_version", version=policy)
-            time.sleep(STATUS_SECONDS + 0.5)  # the daemon is told
+            time.sleep(STATUS_SECONDS + 0.5)  # until the daemon knows it
             before = published()
             if policy % 2:
                 end = time.monotonic() + 240
                 while published() == before:
                     assert time.monotonic() < end, "nothing is published"
                     time.sleep(4)  # the engine idles, and the trainer has its turn
-                time.sleep(STATUS_SECONDS + 0.5)  # the engine is told how much was trained
+                time.sleep(STATUS_SECONDS + 0.5)  # until the engine knows how much was trained
             steps = call(llm, "info")["drafter"]["training"]["steps"]
             found.append({published() for _ in range(4)})
             assert call(llm, "info")["drafter"]["training"]["steps"] == steps, "it trains while it waits"
