@@ -27,7 +27,7 @@ test-engine: setup  ## tests against a real vLLM engine on CPU, minutes
 test-e2e: setup  ## whole training jobs on CPU, minutes
 	@scripts/test.sh e2e $(ARGS)
 
-test-modes: setup  ## jobs that `make test` leaves out and CI runs: trainer modes, a head with a resume; minutes
+test-modes: setup  ## jobs that `make test` leaves out and CI runs: trainer modes, trained heads; minutes
 	@scripts/test.sh modes $(ARGS)
 
 test-slow: setup  ## long sweeps that the other targets leave out, many minutes

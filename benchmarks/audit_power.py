@@ -26,11 +26,11 @@ from benchmarks.harness import RESULTS, from_tests, pin, provenance, save
 from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.verdict import ALPHA
 
-TOKENS = {"uniform": (10_240, 20_480, 40_960), "argmax": (40_960, 163_840, 327_680)}
+SIZES = {"uniform": (10_240, 20_480, 40_960), "argmax": (40_960, 163_840, 327_680)}
 AUDITS = 20
-SECONDS = 180.0
-ENGINE = {"Uniform": 40_000, "MostLikely": 160_000, "Second": 40_000}
-"""Tokens sampled per planted fault."""
+SECONDS = 240.0  # that an audit may take
+FAULTS = {"Uniform": None, "MostLikely": 160_000, "Second": None}
+"""Planted faults, and the tokens sampled for each; None: as many as an audit samples by default."""
 SOUND = "none"
 """In the place of a fault: rollspec's default preset, which must pass."""
 
@@ -75,7 +75,7 @@ def power() -> list[dict[str, Any]]:
     biases = {"uniform": sim.mixed_with_uniform(0.01), "argmax": sim.mixed_with_argmax(0.01)}
     out = []
     for name, bias in biases.items():
-        for tokens in TOKENS[name]:
+        for tokens in SIZES[name]:
             rounds = tokens // (sim.PROMPTS * sim.SIBLINGS * sim.LENGTH)
             rng = np.random.default_rng([5, tokens])
             distribution = sim.make_distribution(rng)
@@ -104,13 +104,13 @@ def engine(
     """Whole audits of real engines with a planted fault, and of rollspec's as it is (`SOUND`), timed.
 
     Args:
-        tokens: as many instead of `ENGINE`'s.
+        tokens: as many instead of `FAULTS`'.
         share: of them that the fault replaces.
         given: the model, instead of the demo's policy.
     """
     from benchmarks import planted
     from examples.grpo_arithmetic.prepare import prepare
-    from rollspec.audit.engine import AuditPlan, Variant
+    from rollspec.audit.engine import TOKENS, AuditPlan, Variant
     from rollspec.audit.prompts import token_prompts
     from rollspec.audit.run import run_audit
 
@@ -119,7 +119,7 @@ def engine(
         os.environ[planted.VARIABLE] = str(share)  # the engines' processes inherit it
         prompts = token_prompts(model, None, 8, 64)
         for fault in faults:
-            plan = AuditPlan(prompts, tokens=2_000 if quick else tokens or ENGINE.get(fault, 40_000), samples=64)
+            plan = AuditPlan(prompts, tokens=2_000 if quick else tokens or FAULTS.get(fault) or TOKENS, samples=64)
             where = f" in {given.name}" if given else ""
             if fault == SOUND:
                 arm = replace(Variant.with_rollspec("default", (), {}), name=f"no fault, rollspec's default{where}")
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("part", choices=["false-alarms", "power", "engine"])
     parser.add_argument("--audits", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", default=",".join((SOUND, *ENGINE)), help="of the engine part; none: rollspec's own")
+    parser.add_argument("--faults", default=",".join((SOUND, *FAULTS)), help="of the engine part; none: rollspec's own")
     parser.add_argument("--tokens", type=int, help="of the engine part, for every fault")
     parser.add_argument("--share", type=float, default=0.01, help="of the tokens that a fault replaces")
     parser.add_argument("--model", help="of the engine part: a folder, a name, or smollm2")

@@ -4,7 +4,7 @@
 #   scripts/test.sh lint unit engine e2e
 #   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
 #
-#   scripts/test.sh modes                    (of the slow ones, those that CI runs: trainer modes, a head with a resume)
+#   scripts/test.sh modes                    (of the slow ones, those that CI runs: trainer modes, trained heads)
 #   scripts/test.sh slow                     (long sweeps, marked `slow`, that lint to e2e leave out)
 #
 # ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
@@ -19,7 +19,7 @@ declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000 [modes]=2400 [slow]=9000)
 workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
 # Whole jobs keep both cores busy: two at a time took as long as one after the other.
 declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="" [modes]="" [slow]="")
-declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e [modes]=tests/e2e
+declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e [modes]="tests/engine tests/e2e"
     [slow]="tests/engine tests/e2e")
 passed=0
 failed=0

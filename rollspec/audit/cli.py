@@ -26,7 +26,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from rollspec.audit.engine import ARM_SECONDS, AuditPlan, Progress, Variant
+from rollspec.audit.engine import ARM_SECONDS, TOKENS, AuditPlan, Progress, Variant
 from rollspec.audit.evidence import AuditError
 from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, json_text, verdict_line, write
 from rollspec.audit.run import Stage, run_audit
@@ -55,7 +55,7 @@ def command(
         typer.Option(help="JSONL or Parquet with `prompt` (text or messages) or `token_ids`; default: built-in ones."),
     ] = None,
     max_prompts: Annotated[int, typer.Option(min=1, help="Use at most so many prompts.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens to test, exactly.")] = 40_000,
+    tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens to test, exactly.")] = TOKENS,
     samples: Annotated[int, typer.Option(min=1, help="Responses per prompt and round, at most.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 64,
     temperature: Annotated[float, typer.Option(help="Sampling temperature, above 0.")] = 1.0,

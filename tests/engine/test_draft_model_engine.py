@@ -27,6 +27,8 @@ def small_model(folder: Path, target: Path) -> Path:
     return folder
 
 
+@pytest.mark.modes
+@pytest.mark.slow  # `test_each_class_of_requests_has_a_draft_model_of_its_own` drafts with one, and trains none
 def test_osd_with_a_small_draft_model(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:

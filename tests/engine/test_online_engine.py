@@ -15,6 +15,8 @@ pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.modes
+@pytest.mark.slow  # a preset that trains (`test_a_preset_runs_as_it_is`) is its shorter sibling
 def test_acceptance_rises_while_the_engine_idles(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:

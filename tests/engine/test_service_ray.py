@@ -60,6 +60,8 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(wire.TOKEN_VARIABLE)
 
 
+@pytest.mark.modes
+@pytest.mark.slow  # `test_replicas_of_a_job_share_one_process_that_ends_with_them` is its sibling without Ray
 def test_ray_starts_a_trainer_again_and_its_engines_find_it(
     cluster: None, no_token: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
