@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.stale import RESULTS, ROOT
-from scripts.generate.cells import count_of, joined, median_of, origin_of, ratio_of, speed_of, table_of
+from scripts.generate.cells import joined, median_of, origin_of, ratio_of, speed_of, table_of
 
 DEMO = "demo-0.32"
-OTHERS = ("sixteen", "again", "epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon")
-EARLIER = tuple(f"{DEMO}-{n}" for n in OTHERS)
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
-PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
+WORKLOADS = {
+    "epochs": "from the second epoch on, batch 32",
+    "fresh": "new prompts, batch 16",
+    "shift": "after a shift of topic, batch 1 to 8",
+    "full": "a full batch of 64",
+}
+"""Of `bench peers`, in words."""
 INTERVAL = "95 % interval; range under six pairs"
 PAIR = "Its intervals resample the steps of this one pair; pairs differ by more."
 MEDIANS = "Where a row is of several pairs, a ratio is their median, so two ratios need not divide into a third."
@@ -35,18 +38,14 @@ def headline() -> str:
     rows: list[Row] = []
     if demo := load(DEMO):
         rows += _demo_rows(demo)
-    if others := {name: other for name in EARLIER if (other := load(name))}:
-        rows += _other_pairs(others)
     for name, what in CONTROLS.items():
         if found := load(name):
             label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
             rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
     if found := load("head"):
         rows += _head_rows(found)
-        rows += _head_again()
-    for name, what in PEERS.items():
-        if peers := load(name):
-            rows += _peer_rows(name, what, peers)
+    if found := load("peers"):
+        rows += _peer_rows(found)
     if tail := load("long_tail"):
         whole = tail["summary"]["head_and_suffix_over_suffix"]["all"]["sums"]
         label = "a draft head per replica trained while the job runs, over suffix drafts alone: generation, a whole job"
@@ -62,9 +61,6 @@ def _demo_rows(d: Any) -> Iterator[Row]:
     share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
     value, interval = ratio_of(c["later"])
     yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, at
-    yield "the same, in tokens per second", *ratio_of(c["later_tokens_per_second"]), at
-    if relative := c.get("relative"):
-        yield f"the same, relative to the phases without rollouts ({IF_MACHINE})", *ratio_of(relative), at
     first = "`make demo`: generation, epoch 1 (no past responses yet, and costs are still being learned)"
     yield first, *ratio_of(epochs(d)[0]), at
     of = f"generation is {min(share):.0f} to {max(share):.0f} % of it"
@@ -72,20 +68,6 @@ def _demo_rows(d: Any) -> Iterator[Row]:
         why = "[why is not settled](docs/benchmarks.md#phases-without-rollouts)"
         of += f"; the other phases were slower in the run with rollspec, {ratio_of(rest)[0]}, {why}"
     yield f"`make demo`: the whole training step, all epochs ({of})", *ratio_of(c["step"]), at
-
-
-def _other_pairs(found: Mapping[str, Any]) -> Iterator[Row]:
-    """The range of the demo's other pairs of runs; each is on the page of benchmarks."""
-    pairs = f"{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs"
-    for label, name in (
-        (f"generation in {pairs}, of other commits and settings: their median and range", "later"),
-        ("the same pairs, in tokens per second", "later_tokens_per_second"),
-        ("the same pairs, the whole training step", "step"),
-    ):
-        values = [d["comparison"][name]["value"] for d in found.values()]
-        lowest, highest = min(values), max(values)
-        at = "[each of them](docs/benchmarks.md#the-demo)"
-        yield label, f"{median(values):.2f}x", f"{lowest:.2f}-{highest:.2f}", at
 
 
 def _head_rows(d: Any) -> Iterator[Row]:
@@ -98,23 +80,18 @@ def _head_rows(d: Any) -> Iterator[Row]:
             yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
 
 
-def _head_again() -> Iterator[Row]:
-    """A head beside suffix drafts in the other benchmark that has it."""
-    workloads = (load("peers") or {"summary": {"workloads": {}}})["summary"]["workloads"]
-    arms = [workloads.get(w, {}).get("arms", {}).get("rollspec+head") for w in ("fresh", "shift")]
-    if all(arms):
-        label = "the same in another benchmark, **not reconciled**: new prompts at batch 16 / after a shift of topic"
-        why = "[more](docs/benchmarks.md#a-real-language-model-side-by-side)"
-        cells = joined(median_of(arm["over_ours"]) for arm in arms if arm)
-        yield f"{label}, batch 1 to 8 ({why})", *cells, "`peers.json`"
-
-
-def _peer_rows(result: str, what: str, d: Any) -> Iterator[Row]:
+def _peer_rows(d: Any) -> Iterator[Row]:
+    """Side by side with published methods: the default, and with a head, over no drafts, by workload."""
     workloads = d["summary"]["workloads"]
-    arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if "rollspec" in workloads.get(w, {}).get("arms", ())]
-    if len(arms) == 2:
-        label = f"suffix drafts in turns of one warm engine, {what}: new prompts / from the second epoch on"
-        yield label, *joined(median_of(a["rollspec"]["speedup"]) for a in arms), f"`{result}.json`"
+    for arm, what in (("rollspec", "the default preset"), ("rollspec+head", "draft head and suffix drafts")):
+        found = {w: s["arms"][arm]["speedup"] for w, s in workloads.items() if arm in s["arms"]}
+        if found:
+            where = " / ".join(WORKLOADS.get(w, w) for w in found)
+            yield (
+                f"{what} over no drafts, SmolLM2-135M: {where}",
+                *joined(map(median_of, found.values())),
+                "`peers.json`",
+            )
 
 
 def _machines(names: Sequence[str]) -> str:

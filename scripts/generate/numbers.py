@@ -29,7 +29,6 @@ from scripts.generate.cells import (
 from scripts.generate.headline import (
     CONTROLS,
     DEMO,
-    EARLIER,
     IF_MACHINE,
     Row,
     epochs,
@@ -44,31 +43,29 @@ GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
 
 
 def demo() -> str:
-    """The demo's runs beside each other."""
-    found = {name: result for name in (DEMO, *EARLIER) if (result := load(name))}
+    """The demo's pair of runs."""
+    d = load(DEMO)
 
-    def newer(name: str) -> Callable[[Any], str]:  # of the comparison; results that are older lack it
-        return lambda d: both(ratio_of(r)) if (r := d["comparison"].get(name)) else "-"
+    def compared(name: str) -> str:
+        return both(ratio_of(r)) if (r := d["comparison"].get(name)) else "-"
 
-    rows: list[tuple[str, Callable[[Any], str]]] = [
-        ("generation, from the second epoch on", lambda d: both(ratio_of(d["comparison"]["later"]))),
-        ("the same, per token", lambda d: both(ratio_of(d["comparison"]["later_tokens_per_second"]))),
-        ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in epochs(d))),
-        ("whole training step, all epochs", lambda d: both(ratio_of(d["comparison"]["step"]))),
-        ("the phases without rollouts", newer("other_phases")),
-        (f"generation relative to these phases, from the second epoch on ({IF_MACHINE})", newer("relative")),
-        ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
-        ("acceptance length; rate",
-         lambda d: f"{d['run']['accept_length']:.2f}; {100 * d['run']['accept_rate']:.0f} %"),
-        ("reward, with - without", lambda d: _difference(d["comparison"]["reward"], ".3f")),
-        ("response length, with - without", lambda d: _difference(d["comparison"]["length"], ".1f")),
-        ("modelled, against the same engine without drafts", _modelled),
-        ("job", size),
-        ("both runs together", lambda d: f"{minutes(d)} minutes"),
-        ("measured on", lambda d: origin_of(d)),
-    ]  # fmt: skip
-    table = [(label, *(of(d) for d in found.values())) for label, of in rows]
-    return table_of(("", *(f"`{RESULTS}/{name}.json`" for name in found)), table)
+    rows = [
+        ("generation, from the second epoch on", compared("later")),
+        ("the same, per token", compared("later_tokens_per_second")),
+        ("generation, epoch by epoch", " / ".join(f"{r['value']:.2f}x" for r in epochs(d))),
+        ("whole training step, all epochs", compared("step")),
+        ("the phases without rollouts", compared("other_phases")),
+        (f"generation relative to these phases, from the second epoch on ({IF_MACHINE})", compared("relative")),
+        ("generation's share of a step, without", f"{100 * d['baseline']['gen_share']:.0f} %"),
+        ("acceptance length; rate", f"{d['run']['accept_length']:.2f}; {100 * d['run']['accept_rate']:.0f} %"),
+        ("reward, with - without", _difference(d["comparison"]["reward"], ".3f")),
+        ("response length, with - without", _difference(d["comparison"]["length"], ".1f")),
+        ("modelled, against the same engine without drafts", _modelled(d)),
+        ("job", size(d)),
+        ("both runs together", f"{minutes(d)} minutes"),
+        ("measured on", origin_of(d)),
+    ]
+    return table_of(("", f"`{RESULTS}/{DEMO}.json`"), rows)
 
 
 def control() -> str:

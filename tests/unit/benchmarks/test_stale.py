@@ -43,23 +43,23 @@ def root(tmp_path: Path) -> Path:
     git(root, "init", "-q")
     git(root, "add", ".")
     git(root, "commit", "-qm", "first")
-    result(root, "lookup", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
+    result(root, "propose", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
     return root
 
 
 def test_a_result_is_current_until_the_code_that_it_measures_changes(root: Path) -> None:
-    assert stale.reasons(root) == {"lookup": []}
+    assert stale.reasons(root) == {"propose": []}
     write(root, "rollspec/telemetry/report.py", "y = 1\n")  # nothing that it measures
     write(root, str(Path(CODE).with_name("README.md")), "What was measured.\n")
     write(root, CODE, '"""What it is, in other words."""\n\nx = 1  # one\n')
     git(root, "add", "--intent-to-add", ".")
-    assert stale.reasons(root) == {"lookup": []}
+    assert stale.reasons(root) == {"propose": []}
     write(root, CODE, '"""What it is."""\nx = 2\n')
     assert "changed since" in str(stale.reasons(root))
     git(root, "commit", "-qam", "second")
     assert "changed since" in str(stale.reasons(root))
-    result(root, "lookup", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
-    assert stale.reasons(root) == {"lookup": []}
+    result(root, "propose", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
+    assert stale.reasons(root) == {"propose": []}
 
 
 def test_what_a_job_saves_and_takes_up_again_is_in_no_result(root: Path) -> None:
@@ -95,8 +95,8 @@ def test_an_engine_without_a_head_is_as_it_was_where_only_heads_change(root: Pat
 def test_what_cannot_be_checked_out_again_is_stale(root: Path) -> None:
     head = git(root, "rev-parse", "HEAD")
     for name, provenance, why in (
-        ("lookup", {"git": head, "dirty": True}, "local changes"),
-        ("demo", {"git_sha": f"{head} with local changes"}, "local changes"),
+        ("propose", {"git": head, "dirty": True}, "local changes"),
+        ("tuner", {"git_sha": f"{head} with local changes"}, "local changes"),
         ("replay", {"git": "f" * 40, "dirty": False}, "ffffffff is not in this history"),
         ("runners", {"cores": 2}, "names no commit"),
         ("teachers", {"git": head, "dirty": False, "commits": ["e" * 40]}, "eeeeeeee is not in this history"),
@@ -106,9 +106,9 @@ def test_what_cannot_be_checked_out_again_is_stale(root: Path) -> None:
         assert found is not None and len(found[name]) == 1 and why in found[name][0], name
     git(root, "checkout", "-qb", "side")
     git(root, "commit", "-q", "--allow-empty", "-m", "aside")
-    result(root, "lookup", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
+    result(root, "propose", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
     git(root, "checkout", "-q", "-")
-    assert "is not in this history" in str((stale.reasons(root) or {})["lookup"])
+    assert "is not in this history" in str((stale.reasons(root) or {})["propose"])
 
 
 def test_without_the_whole_history_nothing_is_said(root: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_headline_has_a_file_in_every_row_and_the_null_control(results: dict[str, Any]) -> None:
     text = numbers.headline()
     table = [line for line in text.splitlines() if line.startswith("|")][2:]
-    assert len(table) == 7 and all(re.search(r"`[a-z0-9.-]+\.json` \|$", line) for line in table)
+    assert len(table) == 5 and all(re.search(r"`[a-z0-9.-]+\.json` \|$", line) for line in table)
     assert "| 1.25x | 1.00-1.56 | `control.json` |" in text  # of times 0.8 (0.64-1.00)
     assert "|  | speed-up | 95 % interval; range under six pairs | file |" in text
     assert "generation, epoch 1 (no past responses yet" in text and "two measurements" not in text
@@ -101,19 +101,14 @@ def test_the_tuner_and_the_peers_of_the_demos_policy(results: dict[str, Any]) ->
     assert numbers.replicas().startswith("one head 2.00 (1.90 and 2.10) (240 micro-steps; `")
 
 
-def test_other_pairs_of_the_demo_have_a_row_for_each_ratio(results: dict[str, Any]) -> None:
-    for name in headline.EARLIER[:2]:
-        results[name] = results[headline.DEMO]
-    rows = [line for line in numbers.headline().splitlines() if "[each of them]" in line]
-    assert len(rows) == 3 and "generation in two other pairs of runs" in rows[0]
-    assert "in tokens per second" in rows[1] and "the whole training step" in rows[2]
-
-
-def test_the_head_stands_beside_the_other_benchmark_that_has_it(results: dict[str, Any]) -> None:
-    workload = {"arms": {"rollspec+head": {"over_ours": RATIO}}}
-    results["peers"] = {"provenance": BENCH, "summary": {"workloads": {"fresh": workload, "shift": workload}}}
-    row = next(line for line in numbers.headline().splitlines() if "not reconciled" in line)
-    assert "| 0.80x / 0.80x | 0.64-1.00 / 0.64-1.00 | `peers.json` |" in row
+def test_side_by_side_has_a_row_for_the_default_and_one_with_a_head(results: dict[str, Any]) -> None:
+    arms = {name: {"speedup": RATIO} for name in ("rollspec", "rollspec+head")}
+    results["peers"] = {
+        "provenance": BENCH,
+        "summary": {"workloads": {"fresh": {"arms": arms}, "full": {"arms": arms}}},
+    }
+    rows = [line for line in numbers.headline().splitlines() if "`peers.json` |" in line]
+    assert len(rows) == 2 and all("new prompts, batch 16 / a full batch of 64 | 0.80x / 0.80x |" in row for row in rows)
 
 
 def test_repeats_are_a_row_for_each_quantity(results: dict[str, Any]) -> None:
