@@ -86,10 +86,10 @@ def version(trainer: str) -> str:
     return ELSEWHERE[trainer]
 
 
-def table(numbered: bool = False) -> str:
-    """Rows of `ROWS`. Of several tests that passed a cell names one that `make test` runs, if there is one.
+def table(names: bool = True) -> str:
+    """Rows of `ROWS`. Of several tests that passed a cell is one that `make test` runs, if there is one.
 
-    `numbered`: cells are numbers, and the tests' names are a list below.
+    `names`: cells are numbers, and the tests' names are a list below; else they say `yes`.
     """
     passed: dict[str, dict[str, str]] = json.loads(PASSED.read_text(encoding="utf-8"))
     found = [
@@ -104,11 +104,16 @@ def table(numbered: bool = False) -> str:
         cells = []
         for column in COLUMNS:
             ours = sorted((m for m in found if m.row == row and column in m.columns), key=lambda m: m.slow)
-            when = " *(by hand)*" if row[0] in ELSEWHERE else " *(slow)*" if ours and ours[0].slow else ""
-            name = f"`{ours[0].test}`{when}, {passed[ours[0].test]['date']}" if ours else NOT_RUN
-            cells.append(f"({named.setdefault(name, len(named) + 1)})" if numbered and ours else name)
+            if not ours:
+                cells.append(NOT_RUN)
+            elif not names:
+                cells.append("yes")
+            else:
+                when = " *(by hand)*" if row[0] in ELSEWHERE else " *(slow)*" if ours[0].slow else ""
+                name = f"`{ours[0].test}`{when}, {passed[ours[0].test]['date']}"
+                cells.append(f"({named.setdefault(name, len(named) + 1)})")
         lines.append(f"| {row[0]} {version(row[0])} | {row[1]} | {' | '.join(cells)} |")
-    if numbered:
+    if names:
         lines += ["", " · ".join(f"({number}) {name}" for name, number in named.items())]
     return "\n".join(lines)
 
@@ -118,14 +123,14 @@ class Page:
     """A page that holds the table between its marks."""
 
     FILE: Path
-    numbered: bool = False
+    names: bool = True
 
     def render(self) -> str:
         """The page with its table written anew."""
         head, begin, rest = self.FILE.read_text(encoding="utf-8").partition(BEGIN)
         if not begin:
             raise ValueError(f"{self.FILE} has no {BEGIN}")
-        return f"{head}{BEGIN}\n\n{table(self.numbered)}\n\n{END}{rest.partition(END)[2]}"
+        return f"{head}{BEGIN}\n\n{table(self.names)}\n\n{END}{rest.partition(END)[2]}"
 
 
-PAGES = (Page(ROOT / "README.md", numbered=True), Page(ROOT / "docs" / "trainers.md"))
+PAGES = (Page(ROOT / "README.md", names=False), Page(ROOT / "docs" / "trainers.md"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models import sums
 
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
 """Engines without rollspec, which texts are compared with, run in the same model runner."""
@@ -34,18 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prompts(model: Path) -> list[list[int]]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    rng = random.Random(0)
-    out = []
-    for _ in range(6):
-        terms = "+".join(str(rng.randrange(10, 99)) for _ in range(rng.choice([2, 3, 5, 9])))
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"{terms}=?"}], add_generation_prompt=True, tokenize=False
-        )
-        out.append(tokenizer.encode(text))
-    return out
+    return sums(model)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,10 @@
-"""Tiny random models for engine tests: untrained, with distributions so sharp that drafts are sometimes accepted."""
+"""Tiny random models for engine tests: untrained, with distributions so sharp that drafts are sometimes accepted. And
+prompts for any model.
+"""
 
 from __future__ import annotations
 
+import random
 import string
 from pathlib import Path
 
@@ -73,3 +76,19 @@ def with_mark(model: str | Path, folder: Path, mark: int) -> Path:
     other.load_state_dict({name: marked(name, tensor, mark) for name, tensor in other.state_dict().items()})
     other.save_pretrained(folder)
     return folder
+
+
+def sums(model: str | Path) -> list[list[int]]:
+    """Six prompts that ask for a sum, in the model's chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rng = random.Random(0)
+    out = []
+    for _ in range(6):
+        terms = "+".join(str(rng.randrange(10, 99)) for _ in range(rng.choice([2, 3, 5, 9])))
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"{terms}=?"}], add_generation_prompt=True, tokenize=False
+        )
+        out.append(tokenizer.encode(text))
+    return out
