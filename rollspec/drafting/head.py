@@ -1,8 +1,9 @@
 """The draft head as a drafter: an EAGLE-3 head or a draft model, which the engine runs where it pays.
 
 Before a pass is run its proposals are estimated and weighed against suffix drafts (`proposal/router.py`), after it
-once more with what it proposed. While the head rests it is run every so many steps all the same: its acceptance stays
-known at every position that it may reach, and what its passes cost at the most.
+once more with what it proposed. While the head rests it is probed, as often as that is cheap: its acceptance stays
+known at every position that it may reach, and what its passes cost at the most. After a rest it has to read what it
+missed, which in a full batch takes longer than a step, so that is part of what it costs to begin again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from rollspec.proposal.history import History
 from rollspec.proposal.router import HeadAcceptance, Router, Vector, worth
 from rollspec.tuning.tuner import Tuner
 
-PROBE_EVERY = 64  # steps after which a head that rests is run once, as far as it may reach
+PROBE_EVERY = 64  # steps after which a head that rests is run once, as far as it may reach, until its costs are known
+PROBE_SHARE, PROBE_LEAST, PROBE_MOST = 0.01, 32, 1024  # then: part of the time that goes to it, within so many steps
 EARLY_EVERY, KNOWN = 8, 32  # the same until its first position was tried so often
+BEGIN_OVER = 128  # steps over which a head that begins again has to pay for reading what it missed
 REACH = 0.1  # cumulative acceptance below which a position is not probed
 
 CANARY_EVERY = 4  # steps after which one pass is run while its weights are a canary: how soon its verdict comes
@@ -66,7 +69,11 @@ class Head(Drafter):
         expected[np.arange(router.k)[None] >= rooms[:, None]] = 0.0
         have = [worth(r.lookup.expected, price) if step.uses_memory else 0.0 for r in asked]
         gains = router.gains(expected, have, price) * (batch / len(asked))
-        costs = router.costs(batch, tuner.cost.seconds(batch, context))
+        seconds = tuner.cost.seconds(batch, context)
+        costs = router.costs(batch, seconds)
+        after = router.cost.after_rest(batch)
+        if self.since and after is not None:
+            costs[1:] += after[1] / BEGIN_OVER
         # One choice per draft length; a fixed budget asks for no price, so the passes are free to it as well.
         rate = 0.0 if selection.fixed else tuner.pace(batch, context)
         best = [router.passes(gains, costs, rate, d) for d in range(router.k + 1)]
@@ -81,9 +88,17 @@ class Head(Drafter):
             return passes
         if canary:
             return 1 if self.since >= CANARY_EVERY else 0
-        if self.since < (PROBE_EVERY if router.acceptance.tries[0] >= KNOWN else EARLY_EVERY):
+        if self.since < self._probe_after(None if after is None else after[0], seconds):
             return 0
         return 1 + int((router.acceptance.rates[:-1].cumprod() > REACH).sum())
+
+    def _probe_after(self, spent: float | None, step: float) -> float:
+        """Steps of `step` seconds after which it is probed; a probe takes `spent`, None where that is not known."""
+        if self.router.acceptance.tries[0] < KNOWN:
+            return EARLY_EVERY
+        if spent is None or step <= 0.0:
+            return PROBE_EVERY
+        return min(max(spent / (PROBE_SHARE * step), PROBE_LEAST), PROBE_MOST)
 
     def read(
         self,

@@ -168,7 +168,11 @@ class DraftState:
         """
         assert self.head is not None
         cost = self.head.router.cost  # after a rest a pass takes several times what it does in a row of many
-        (cost.bound if self.head.rested else cost.observe)(batch, passes, seconds - late)
+        if self.head.rested:
+            late = min(late, seconds)
+            cost.rested(batch, passes, seconds - late, late)
+        else:
+            cost.observe(batch, passes, seconds - late)
         self._drafted += seconds
         self.stats.passes += passes
         self.stats.pass_seconds += seconds

@@ -110,6 +110,7 @@ class PassCost:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], list[float]] = {}  # (bucket, passes) -> [seconds, weight]
+        self._after_rest: dict[int, list[tuple[float, float]]] = {}  # bucket -> last two: seconds, those to catch up
         self.each = 0.0  # mean seconds of a pass; 0 before one was timed
         self._timed = 0  # how often, two at most
 
@@ -128,10 +129,21 @@ class PassCost:
         else:
             self.each += (min(each, 2.0 * self.each) - self.each) / 32.0
 
-    def bound(self, batch: int, passes: int, seconds: float) -> None:
-        """They took `seconds` after a rest, with weights in no cache: an estimate above that was too high."""
+    def rested(self, batch: int, passes: int, seconds: float, late: float) -> None:
+        """They took `seconds` after a rest, with weights in no cache: an estimate above that was too high. Before them
+        reading all that the drafter had missed took `late`.
+        """
         if 0.0 < seconds < self.seconds(batch, passes, 0.0):
             self._cells[bucket_of(batch), passes] = [seconds, 1.0]
+        known = self._after_rest.setdefault(bucket_of(batch), [])
+        known[:] = [*known[-1:], (max(seconds, 0.0) + late, late)]
+
+    def after_rest(self, batch: int) -> tuple[float, float] | None:
+        """Seconds that passes take after a rest, and of these those to catch up. None before two were seen: the first
+        may have compiled something.
+        """
+        known = self._after_rest.get(bucket_of(batch), ())
+        return min(known) if len(known) > 1 else None
 
     def state(self) -> dict[str, Any]:
         """Everything, in JSON types."""

@@ -75,7 +75,12 @@ _ROWS = (
     ("rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     ("rollout/wait_share", "ratio", "gauge", "time an asynchronous trainer waits for rollouts / of the step (verl)"),
     ("rollout/generation_seconds", "s", "counter", "time the trainer waited for rollouts (TRL)"),
-    ("rollout/speculating", "0/1", "gauge", "1 while drafts are verified, 0 while speculation is off"),
+    (
+        "rollout/speculating",
+        "0/1",
+        "gauge",
+        "1 while speculation is on, also where nothing is drafted because nothing pays; 0 while it is off",
+    ),
     ("accept/rate", "ratio", "gauge", "accepted / drafted tokens"),
     ("accept/length", "tokens", "gauge", "tokens emitted per request and engine step; 1 where none was drafted"),
     ("accept/drafted", "tokens", "counter", "tokens drafted and verified"),

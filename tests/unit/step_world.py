@@ -267,13 +267,20 @@ def random_texts(batch: int, length: int, symbols: int, seed: int = 0) -> list[l
 
 
 def simulate(
-    engine: Any, texts: Texts, accepted: float = 0.0, seed: int = 0, pass_seconds: float = 0.0005, fail: bool = False
+    engine: Any,
+    texts: Texts,
+    accepted: float = 0.0,
+    seed: int = 0,
+    pass_seconds: float = 0.0005,
+    fail: bool = False,
+    late: float = 0.0,
 ) -> int:
     """Decode fixed texts with exact verification, as an engine would; returns the steps taken.
 
-    Tokens of the draft head are accepted with probability `accepted`; a pass takes `pass_seconds`; or it fails.
+    Tokens of the draft head are accepted with probability `accepted`; a pass takes `pass_seconds`, and after a rest
+    `late` to catch up; or it fails.
     """
-    return _decode(engine, texts, accepted, seed, pass_seconds, fail)[0]
+    return _decode(engine, texts, accepted, seed, pass_seconds, fail, late=late)[0]
 
 
 def rollout(engine: Any, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:
@@ -293,6 +300,7 @@ def _decode(
     fail: bool = False,
     cost: tuple[float, float] = (0.01, 0.0003),
     noise: float = 0.0,
+    late: float = 0.0,
 ) -> tuple[int, float]:
     """Steps, and the seconds that they took."""
     rng = random.Random(seed)
@@ -322,7 +330,8 @@ def _decode(
             for r in ids:
                 after = texts[r][1][len(said[r]) :] + [1] * passes
                 rows.append([t if rng.random() < accepted else 3 for t in after[:passes]])
-            engine.passed(passes, pass_seconds * passes, len(ids))
+            more = late if engine.head.rested else 0.0
+            engine.passed(passes, pass_seconds * passes + more, len(ids), more)
         out = engine.complete(rows)
         assert all(len(d) <= engine.k for d in out)
         drafts.update(zip(ids, out, strict=True))

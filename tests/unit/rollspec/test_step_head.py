@@ -117,6 +117,19 @@ def test_a_probe_reaches_as_far_as_the_head_may() -> None:
     assert (p.head.router.acceptance.rates > 0.8).all(), "good at its first token, and so hoped to be at others"
 
 
+def test_what_was_missed_is_part_of_what_it_costs_to_begin_again() -> None:
+    """In a full batch reading it takes longer than a step: probes are rare then, and a fair head rests."""
+    for acceptance, late, most in ((0.3, 0.3, 0.06), (0.6, 0.1, 0.2)):
+        p = make()
+        for seed in range(4):
+            simulate(p, texts(16, seed), acceptance, late=late)
+        p.drain()
+        steps = sum(simulate(p, texts(16, 10 + seed), acceptance, late=late) for seed in range(3))
+        stats = p.drain()
+        assert stats.pass_seconds / (0.015 * steps) < most
+        assert (stats.passes > 200) == (acceptance == 0.6), "a good head begins again all the same"
+
+
 def test_arms_with_a_head_that_does_not_run_are_credited_with_nothing_of_it() -> None:
     """Passes that cost more than they give: what the head might have said is no reason to choose its arms."""
     p = make()

@@ -105,14 +105,26 @@ def test_a_first_pass_that_compiles_does_not_make_a_head_rest() -> None:
 
 def test_a_probe_bounds_what_a_pass_costs() -> None:
     c = PassCost()
-    c.bound(4, 2, 0.5)
+    c.rested(4, 2, 0.5, 0.0)
     assert c.seconds(4, 2, 0.02) == pytest.approx(2 * 0.05 * 0.02), "nothing was timed: a cold pass says nothing"
     for _ in range(2):
         c.observe(4, 2, 0.1)
-    c.bound(4, 2, 0.3)
-    c.bound(4, 2, -1.0)
+    c.rested(4, 2, 0.3, 0.0)
+    c.rested(4, 2, -1.0, 0.0)
     assert c.seconds(4, 2, 0.02) == 0.1
-    c.bound(4, 2, 0.02)
+    c.rested(4, 2, 0.02, 0.0)
     assert c.seconds(4, 2, 1.0) == 0.02
     c.observe(4, 2, 0.01)
     assert 0.01 <= c.seconds(4, 2, 1.0) < 0.02, "and what is timed counts soon"
+
+
+def test_what_was_missed_is_known_once_it_was_read_twice() -> None:
+    c = PassCost()
+    assert c.after_rest(64) is None
+    c.rested(64, 1, 0.040, 2.0)  # compiled
+    assert c.after_rest(64) is None
+    c.rested(64, 1, 0.040, 0.400)
+    assert c.after_rest(64) == pytest.approx((0.440, 0.400)) and c.after_rest(1) is None
+    for late in (0.5, 0.6):  # contexts grow
+        c.rested(64, 1, 0.040, late)
+    assert c.after_rest(64) == pytest.approx((0.540, 0.500))
