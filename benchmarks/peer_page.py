@@ -17,6 +17,7 @@ from benchmarks.peer_table import COLUMNS, ratio_of, rows, sentences
 RESULTS = {
     "peers": "A real language model",
     "peers-trained": "A real language model, its head trained meanwhile",
+    "peers-published": "A real language model, published methods",
     "peers-demo": "The demo's policy",
     "peers-rules": "The demo's policy, four arms again",
 }

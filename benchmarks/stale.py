@@ -77,6 +77,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "harm": DEFAULT,
     "harm-smollm2": DEFAULT,
     "head": (*TRAINED, *HEAD, "examples/grpo_tasks"),
+    "head-earlier": (*TRAINED, *HEAD, "examples/grpo_tasks"),
     "head-passes": (*TRAINED, *HEAD, "examples/grpo_tasks"),
     "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "cpu/vllm_cpu_v2"),
     "inert": ("rollspec/engine/vllm",),
@@ -89,6 +90,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "moving-terms": (*TRAINING, "examples/demo/job.py", "examples/grpo_tasks"),
     "peers": (*TRAINED, *HEAD),
     "peers-trained": (*TRAINED, *HEAD),
+    "peers-published": (*TRAINED, *HEAD),
     "peers-rules": ENGINE,
     "peers-demo": ENGINE,  # none of its arms has a head
     "propose": DRAFTING,

@@ -71,12 +71,16 @@ def _demo_rows(d: Any) -> Iterator[Row]:
 
 
 def _head_rows(d: Any) -> Iterator[Row]:
-    """Of new prompts; the same prompts again are on the page."""
+    """Of new prompts; over suffix drafts also of the same prompts again, which these know then."""
     batches = " / ".join(d["batches"])
-    found = [kinds["fresh"]["head"] for kinds in d["batches"].values() if "head" in kinds["fresh"]]
-    for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_suffix")):
+    for of, name, kind, prompts in (
+        ("no drafts", "speedup_over_none", "fresh", "new prompts"),
+        ("suffix drafts alone", "speedup_over_suffix", "fresh", "new prompts"),
+        ("suffix drafts alone", "speedup_over_suffix", "repeated", "the same prompts again"),
+    ):
+        found = [kinds[kind]["head"] for kinds in d["batches"].values() if "head" in kinds[kind]]
         if found and all(arm[name] for arm in found):
-            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, new prompts, batch {batches}"
+            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, {prompts}, batch {batches}"
             yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
 
 
