@@ -125,6 +125,13 @@ def test_the_context_that_draft_tokens_read_costs_what_it_does() -> None:
             assert cost.seconds(requests * (1 + k), context, requests) == pytest.approx(curve[k * requests])
 
 
+def test_a_step_of_no_request_has_a_price() -> None:
+    """The last requests of a batch ended in the same step; speculation was off from then on."""
+    m = CostModel()
+    m.c_drafts = 1e-6
+    assert np.isfinite(m.curve(0, 4, 100.0)).all()
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 61.0])
 def test_times_that_cannot_be_are_left_out_and_counted(seconds: float) -> None:
     cost = CostModel()
