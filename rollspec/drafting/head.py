@@ -88,17 +88,17 @@ class Head(Drafter):
             return passes
         if canary:
             return 1 if self.since >= CANARY_EVERY else 0
-        if self.since < self._probe_after(None if after is None else after[0], seconds):
+        if self.since < self._probe_after(after, seconds):
             return 0
         return 1 + int((router.acceptance.rates[:-1].cumprod() > REACH).sum())
 
-    def _probe_after(self, spent: float | None, step: float) -> float:
-        """Steps of `step` seconds after which it is probed; a probe takes `spent`, None where that is not known."""
+    def _probe_after(self, after: tuple[float, float] | None, step: float) -> float:
+        """Steps of `step` seconds after which it is probed; `after`: what a probe takes, as `PassCost.after_rest`."""
         if self.router.acceptance.tries[0] < KNOWN:
             return EARLY_EVERY
-        if spent is None or step <= 0.0:
+        if after is None or step <= 0.0:
             return PROBE_EVERY
-        return min(max(spent / (PROBE_SHARE * step), PROBE_LEAST), PROBE_MOST)
+        return min(max(after[0] / (PROBE_SHARE * step), PROBE_LEAST), PROBE_MOST)
 
     def read(
         self,

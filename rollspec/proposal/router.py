@@ -136,7 +136,7 @@ class PassCost:
         if 0.0 < seconds < self.seconds(batch, passes, 0.0):
             self._cells[bucket_of(batch), passes] = [seconds, 1.0]
         known = self._after_rest.setdefault(bucket_of(batch), [])
-        known[:] = [*known[-1:], (max(seconds, 0.0) + late, late)]
+        known[:] = [*known[-1:], (seconds + late, late)]
 
     def after_rest(self, batch: int) -> tuple[float, float] | None:
         """Seconds that passes take after a rest, and of these those to catch up. None before two were seen: the first

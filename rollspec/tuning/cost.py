@@ -83,7 +83,7 @@ class CostModel:
         out = self._curve[tokens : tokens + most + 1] + self.c_context * context_tokens
         out[1:] += self.c_verify
         if self.c_drafts:
-            out += self.c_drafts * context_tokens / max(tokens, 1) * np.arange(most + 1)  # 0: all of a batch has ended
+            out += self.c_drafts * _read(tokens + 1, context_tokens, tokens) * np.arange(most + 1)
         return out
 
     def slope(self, tokens: int) -> float:

@@ -267,20 +267,14 @@ def random_texts(batch: int, length: int, symbols: int, seed: int = 0) -> list[l
 
 
 def simulate(
-    engine: Any,
-    texts: Texts,
-    accepted: float = 0.0,
-    seed: int = 0,
-    pass_seconds: float = 0.0005,
-    fail: bool = False,
-    late: float = 0.0,
+    engine: Any, texts: Texts, accepted: float = 0.0, seed: int = 0, pass_seconds: float = 0.0005, **more: Any
 ) -> int:
     """Decode fixed texts with exact verification, as an engine would; returns the steps taken.
 
-    Tokens of the draft head are accepted with probability `accepted`; a pass takes `pass_seconds`, and after a rest
-    `late` to catch up; or it fails.
+    Tokens of the draft head are accepted with probability `accepted`; a pass takes `pass_seconds`. `more`: it fails
+    (`fail`), or after a rest takes `late` seconds to catch up.
     """
-    return _decode(engine, texts, accepted, seed, pass_seconds, fail, late=late)[0]
+    return _decode(engine, texts, accepted, seed, pass_seconds, **more)[0]
 
 
 def rollout(engine: Any, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:

@@ -118,7 +118,7 @@ def test_a_probe_reaches_as_far_as_the_head_may() -> None:
 
 
 def test_what_was_missed_is_part_of_what_it_costs_to_begin_again() -> None:
-    """In a full batch reading it takes longer than a step: probes are rare then, and a fair head rests."""
+    """In a full batch reading it takes longer than a step: probes are rare then."""
     for acceptance, late, most in ((0.3, 0.3, 0.06), (0.6, 0.1, 0.2)):
         p = make()
         for seed in range(4):
