@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +24,16 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
+    """Ray in this process, and its traces in the environment undone: whole jobs of later tests start with that."""
+    before = dict(os.environ)
     ray.init(
         num_cpus=1, resources={"trainer": 1}, include_dashboard=False, log_to_driver=False, configure_logging=False
     )
     yield
     ray.shutdown()
+    for name in [name for name in os.environ if name.startswith("RAY_")]:  # among them how clusters authenticate
+        del os.environ[name]
+    os.environ.update((name, value) for name, value in before.items() if name.startswith("RAY_"))
 
 
 def config(folder: Path, place: dict[str, int], mode: str = "dedicated") -> RollspecConfig:
