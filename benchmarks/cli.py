@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from benchmarks.options import names, numbers
+from drafter_online.errors import DrafterError
 from rollspec.errors import RollspecError
 
 NAMES = (
@@ -17,7 +19,20 @@ NAMES = (
     "long-tail", "training", "lengths", "repeats",
 )  # fmt: skip
 
-command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
+
+class _Group(TyperGroup):
+    """What the trainer's readers refuse, prompts or a checkpoint, is one sentence here as well."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DrafterError as e:
+            raise RollspecError(str(e).replace("drafter-online:", "rollspec:", 1)) from e
+
+
+command = typer.Typer(
+    cls=_Group, help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance."
+)
 
 Seeds = Annotated[str, typer.Option(help="Seeds of the jobs, separated by commas.")]
 Arms = Annotated[str | None, typer.Option(help="Some of the arms, separated by semicolons; default: all.")]

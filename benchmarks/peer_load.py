@@ -62,6 +62,11 @@ def later(workload: str, runs: Sequence[Any]) -> Sequence[Any]:
     return runs[first:]
 
 
+def batches(workload: str, works: int) -> list[int]:
+    """Requests at once in each work of a turn."""
+    return [*BURSTS, *BURSTS] if workload == "shift" else [WORKLOADS[workload].batch] * works
+
+
 @dataclass
 class Load:
     """Every seed's requests, and the lengths of their responses once they are recorded.
@@ -136,19 +141,18 @@ class Load:
         order = [list(p) for p in chain.from_iterable(topics) for _ in range(w.samples)]
         weights = [self.weights[0]]
         if name == "shift":
-            batches = [*BURSTS, *BURSTS]
             left = iter(order)
-            parts = [[next(left) for _ in range(max(2, b))] for b in batches]
+            parts = [[next(left) for _ in range(max(2, b))] for b in (*BURSTS, *BURSTS)]
         else:
             random.Random(seed).shuffle(order)  # siblings start apart, as in a real batch
             weights = self.weights if name == "epochs" else weights
-            parts, batches = [order] * len(weights), [w.batch] * len(weights)
+            parts = [order] * len(weights)
         known: Sequence[list[int] | None] = self.lengths.get(name, {}).get(str(seed)) or [None] * len(parts)
         if w.whole:
             known = [[w.most] * len(p) for p in parts]
         return [
             Work(p, n, b, version + i, weights[i] if i < len(weights) else "", most=w.most)
-            for i, (p, n, b) in enumerate(zip(parts, known, batches, strict=True))
+            for i, (p, n, b) in enumerate(zip(parts, known, batches(name, len(parts)), strict=True))
         ]
 
     def warm(self) -> list[Work]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,10 +12,13 @@ from rich.table import Table
 
 from benchmarks.harness import ratio
 from benchmarks.peer_arms import NONE, OURS, PEERS
-from benchmarks.peer_load import LATER, later
+from benchmarks.peer_load import LATER, batches, later
 
 TOLERANCE = 1.02
 """An arm is faster than rollspec's default where the lower end of its interval is above this."""
+
+LONGEST = 16
+"""Draft tokens of a request at most, in rollspec's default."""
 
 COLUMNS = ("arm", "over none", "95 %", "whole turn", "over rollspec", "95 %", "tokens/s", "τ", "α", "pairs")
 
@@ -22,8 +26,8 @@ Turn = Mapping[str, Any]
 """One seed of one workload: `seed`, `workload`, and under `arms`, by name, what the engine measured in each work."""
 
 
-def summarise(turns: Sequence[Turn]) -> dict[str, Any]:
-    """By workload, and over all of them."""
+def summarise(turns: Sequence[Turn], lengths: Mapping[str, Any]) -> dict[str, Any]:
+    """By workload, and over all of them; `lengths` as `Load` has them."""
     found: dict[str, Any] = {}
     for workload in dict.fromkeys(t["workload"] for t in turns):
         mine = [t for t in turns if t["workload"] == workload]
@@ -32,6 +36,7 @@ def summarise(turns: Sequence[Turn]) -> dict[str, Any]:
         found[workload] = {
             "arms": arms,
             "best": _best(beside(arms)),
+            "perfect": perfect(workload, mine, lengths.get(workload, {})),
             "faster": [n for n, a in arms.items() if a["over_ours"] and a["over_ours"]["low"] > TOLERANCE],
         }
     return {"workloads": found, "overall": _overall(found)}
@@ -105,6 +110,33 @@ def _overall(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"ours": 1.0 / means[NONE] if NONE in means else None, "best": best, "best_over_ours": means.get(best or "")}
 
 
+def perfect(workload: str, turns: Sequence[Turn], lengths: Mapping[str, Any]) -> float | None:
+    """Speed-up over none of drafts that are all accepted and cost nothing: every token is computed in any case, and so
+    is every prompt; what is saved is the part of a step that does not depend on its tokens, by the line that rollspec
+    fitted to its own steps. None where no turn has one.
+    """
+    spent = saved = 0.0
+    for t in turns:
+        none, ours = t["arms"].get(NONE, ()), t["arms"].get(OURS, ())
+        known = lengths.get(str(t["seed"]), ())
+        rows = list(zip(none, ours, known, batches(workload, len(none)), strict=False))
+        for plain, run, said, batch in later(workload, rows):
+            if (run.get("cost") or {}).get("fitted"):
+                spent += plain["seconds"]
+                saved += run["cost"]["c0"] * max(plain["steps"] - least_steps(said, batch), 0)
+    return spent / (spent - saved) if spent else None
+
+
+def least_steps(lengths: Sequence[int], batch: int, k: int = LONGEST) -> int:
+    """Steps in which responses of these lengths end, at most `batch` at once, if `k` draft tokens are all accepted: a
+    token comes with the prompt, and then `k + 1` a step.
+    """
+    ends = [0] * batch
+    for n in lengths:
+        heapq.heapreplace(ends, ends[0] + 1 + math.ceil((n - 1) / (k + 1)))
+    return max(ends)
+
+
 def rows(arms: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A line per arm, the fastest first, under `COLUMNS`."""
     out: list[tuple[str, ...]] = []
@@ -156,6 +188,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
             if over := other["over_ours"]:
                 said += f", {over['median']:.2f}x ({over['low']:.2f}-{over['high']:.2f}) of rollspec's"
             said += ". "
+        if s["perfect"]:
+            said += f"If every draft of {LONGEST} tokens were accepted, and cost nothing: {s['perfect']:.2f}x. "
         for family, (name, names) in swept(s["arms"]).items():
             said += f"Of {len(names)} lengths of `{family}` the best is {name.partition(' ')[2]}. "
         out.append(f"{said}Arms whose whole interval is more than 2 % above it: {', '.join(faster) or 'no arm'}.")

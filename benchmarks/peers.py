@@ -35,7 +35,7 @@ MINUTES, SEEDS = 120.0, 6
 IDLE = 4.0
 """Seconds without requests after each work of a turn, for arms that train while an engine idles; no part of a turn."""
 KEPT = ("seconds", "tokens", "steps", "drafted", "accepted", "after_end", "propose_share", "tuner_seconds", "by_source",
-        "passes", "faults", "state", "plays", "kept")  # fmt: skip
+        "passes", "faults", "state", "plays", "kept", "cost")  # fmt: skip
 """What is kept of a work."""
 
 
@@ -137,7 +137,7 @@ class Peers:
         )
 
     def _save(self) -> None:
-        self.result["summary"] = summarise(self.result["turns"])
+        self.result["summary"] = summarise(self.result["turns"], self.load.lengths)
         self.result["finished"] = {"load": provenance()["load"]}
         save("peers", self.result, self.out)
 

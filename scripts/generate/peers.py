@@ -22,7 +22,7 @@ def there() -> dict[str, Any]:
     """The results that there are, by name."""
     found = {name: ROOT / RESULTS / f"{name}.json" for name in peer_page.RESULTS}
     read = {name: json.loads(path.read_bytes()) for name, path in found.items() if path.is_file()}
-    return {name: result | {"summary": summarise(result["turns"])} for name, result in read.items()}
+    return {name: result | {"summary": summarise(result["turns"], result["lengths"])} for name, result in read.items()}
 
 
 def render() -> str:

@@ -20,6 +20,7 @@ from benchmarks import (
     tuner,
 )
 from benchmarks import cli as bench_cli
+from drafter_online.errors import TrainingError
 from rollspec.errors import RollspecError
 
 
@@ -76,6 +77,16 @@ def test_help_lists_every_benchmark() -> None:
 def test_batches_that_cannot_be_run(bad: str) -> None:
     result = CliRunner().invoke(bench_cli.command, ["harm", "--batches", bad])
     assert isinstance(result.exception, RollspecError) and bad in str(result.exception)
+
+
+def test_prompts_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TrainingError("drafter-online: --prompts x holds no prompt; give one per line.")
+
+    monkeypatch.setattr("benchmarks.peers.run", refuse)
+    result = CliRunner().invoke(bench_cli.command, ["peers"])
+    assert isinstance(result.exception, RollspecError)
+    assert str(result.exception) == "rollspec: --prompts x holds no prompt; give one per line."
 
 
 def test_a_verdict_needs_the_whole_interval_and_six_pairs() -> None:

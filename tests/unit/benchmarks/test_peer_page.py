@@ -32,7 +32,7 @@ TURNS = [
 
 
 def test_the_summary_says_who_wins_and_leaves_lossy_arms_out_of_the_best() -> None:
-    found = peer_table.summarise(TURNS)
+    found = peer_table.summarise(TURNS, {})
     epochs, full = (found["workloads"][w] for w in ("epochs", "full"))
     assert epochs["arms"]["das"]["speedup"]["median"] == pytest.approx(4 / 2.2)
     assert epochs["arms"]["das"]["speedup"]["n"] == 12 and full["arms"]["das"]["speedup"]["n"] == 6
@@ -46,11 +46,26 @@ def test_the_summary_says_who_wins_and_leaves_lossy_arms_out_of_the_best() -> No
     assert peer_table.table("epochs", epochs).row_count == 4
 
 
+def test_what_perfect_drafts_would_give() -> None:
+    """They save steps, of each what does not depend on its tokens; not what the tokens and the prompts take."""
+    assert peer_table.least_steps([1, 17 + 1, 17 + 2], 4) == 3 and peer_table.least_steps([18, 1, 18], 2) == 3
+    t = turn(0, "epochs", none=4.0, rollspec=2.0)
+    for run in t["arms"]["none"]:
+        run["steps"] = 23
+    lengths = {"epochs": {"0": [[35] * 32] * 3}}
+    assert peer_table.summarise([t], lengths)["workloads"]["epochs"]["perfect"] is None
+    for run in t["arms"]["rollspec"]:
+        run["cost"] = {"c0": 0.1, "c1": 0.01, "fitted": True}
+    s = peer_table.summarise([t], lengths)
+    assert s["workloads"]["epochs"]["perfect"] == pytest.approx(4.0 / (4.0 - 0.1 * (23 - 3)))
+    assert "accepted, and cost nothing: 2.00x" in peer_table.sentences(s)[0]
+
+
 def result() -> dict[str, Any]:
     distance = [{"epoch": 1, "measured": 0.123, "error": 0.004, "theory": 0.12, "positions": 900}]
     return {
         "provenance": CLEAN, "policy": {"model": "/x/smol", "made_by": "test"}, "idle_seconds": 4.0,
-        "summary": peer_table.summarise(TURNS), "failed": {"tlt": "it ended"}, "left": {"suffix": "V2 has none"},
+        "summary": peer_table.summarise(TURNS, {}), "failed": {"tlt": "it ended"}, "left": {"suffix": "V2 has none"},
         "distance": {"spec_rl": distance}, "overlapping": {"none": True, "ngram K=2": False},
     }  # fmt: skip
 
@@ -70,7 +85,7 @@ def test_the_page_is_a_stub_until_there_is_a_result() -> None:
 
 
 def test_the_figure_has_every_arm_and_is_always_the_same() -> None:
-    summary = peer_table.summarise(TURNS)["workloads"]["full"]
+    summary = peer_table.summarise(TURNS, {})["workloads"]["full"]
     drawn = peer_page.figure("full", summary)
     assert drawn == peer_page.figure("full", summary) and drawn.startswith("<svg")
     assert all(f">{name}<" in drawn for name in ("none", "rollspec", "das", "ngram K=2"))
@@ -78,17 +93,17 @@ def test_the_figure_has_every_arm_and_is_always_the_same() -> None:
 
 def test_the_figure_is_of_ratios_that_all_heats_have() -> None:
     """Over rollspec's default; no speculation has no such ratio of its own, so it is the default's, inverted."""
-    arms = peer_page._beside(peer_table.summarise(TURNS)["workloads"]["epochs"]["arms"])
+    arms = peer_page._beside(peer_table.summarise(TURNS, {})["workloads"]["epochs"]["arms"])
     assert arms["das"]["median"] == pytest.approx(2.0 / 2.2) and arms["rollspec"]["median"] == 1.0
     assert arms["none"]["median"] == pytest.approx(0.5)
-    drawn = peer_page.figure("epochs", peer_table.summarise(TURNS)["workloads"]["epochs"])
+    drawn = peer_page.figure("epochs", peer_table.summarise(TURNS, {})["workloads"]["epochs"])
     assert "times as fast as rollspec" in drawn and "as no speculation" not in drawn
 
 
 def test_goals_and_their_outcomes() -> None:
     shift = {"none": 4.0, "rollspec": 2.0, "eagle3_K2": 2.2, "eagle3_K4": 2.4, "rollspec+trainer": 2.0}
     turns = [*TURNS, *(turn(seed, "shift", **shift) for seed in range(2))]
-    small = result() | {"summary": peer_table.summarise(turns), "turns": turns}
+    small = result() | {"summary": peer_table.summarise(turns, {}), "turns": turns}
     text = peer_page.render({"peers": small})
     assert "| *shift*: at least 1.15x of the frozen head, `eagle3 K=2` | 1.100x (1.100-1.100) | 2 | missed, of" in text
     assert "`rollspec+trainer` at least 1.15x of the frozen head, `eagle3 K=2` | 1.100x (1.100-1.100) | 2 |" in text
@@ -100,7 +115,9 @@ def test_goals_and_their_outcomes() -> None:
 
 
 def test_a_file_of_calls_with_other_cores_says_so() -> None:
-    trained = result() | {"summary": peer_table.summarise([*TURNS, turn(0, "fresh", none=4.0, rollspec=2.0, tlt=2.5)])}
+    trained = result() | {
+        "summary": peer_table.summarise([*TURNS, turn(0, "fresh", none=4.0, rollspec=2.0, tlt=2.5)], {})
+    }
     assert "different core settings" not in peer_page.render({"peers": trained})  # an earlier result has no cores
     for trainer_on, says in ((None, True), ("1", False)):
         made = CLEAN | {"engines_on": [0, 1], "trainer_on": trainer_on}
