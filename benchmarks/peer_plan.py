@@ -16,7 +16,7 @@ from rollspec.errors import RollspecError
 ALIVE = 7
 """Engines at once at most; where memory is short, fewer."""
 ENGINE_BYTES = 4.5e9
-"""Of one engine with its three processes (4.1 GB with SmolLM2-135M), and some room for a trainer beside it."""
+"""Of one engine with its three processes (4.1 GB with SmolLM2-135M). A trainer takes as much again."""
 LEAST = 3
 """Pairs of an arm below which arms are left out rather than pairs."""
 SLOWER = 1.15
@@ -94,9 +94,10 @@ def estimate(heat: Heat, costs: Costs, recorded: Collection[Cell], training: Map
 
 def heats(
     arms: Sequence[str], workloads: Mapping[str, Sequence[str]], seeds: int, done: Mapping[str, Collection[Cell]],
-    alive: int = ALIVE,
+    alive: int = ALIVE, training: Collection[str] = (),
 ) -> list[Heat]:  # fmt: skip
-    """All that is missing. `workloads`: of each arm. `done`: cells that an arm has finished, by arm.
+    """All that is missing. `workloads`: of each arm. `done`: cells that an arm has finished, by arm. `training`: arms
+    with a trainer.
 
     rollspec's default is in every heat, and has one of its own where it alone lacks something.
     """
@@ -105,8 +106,15 @@ def heats(
         for name in arms
     }
     others = [name for name in arms if name not in (NONE, OURS) and missing[name]]
-    size = max(1, alive - 2)
-    out = [Heat({n: missing[n] for n in others[i : i + size]}) for i in range(0, len(others), size)]
+    out: list[Heat] = []
+    room = 0
+    for name in others:
+        takes = 2 if name in training else 1
+        if not out or takes > room:
+            out.append(Heat({}))
+            room = alive - 2
+        out[-1].arms[name] = missing[name]
+        room -= takes
     if left := tuple(c for c in missing.get(OURS, ()) if not any(c in h.cells for h in out)):
         out.insert(0, Heat({}, left))
     return out
@@ -142,7 +150,7 @@ def plan(
     for pairs in range(seeds, 0, -1):
         kept = list(arms)
         while True:
-            first = heats(kept, workloads, pairs, done, alive)
+            first = heats(kept, workloads, pairs, done, alive, training or ())
             seconds = total(first)
             if seconds <= budget and (first or len(kept) == len(arms)):
                 why = f"there is no room for its {pairs} pairs in the minutes given"

@@ -71,6 +71,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "cost": (*DEFAULT, "benchmarks/cost.py"),
     "gpu": (*ENGINE, *TRAINING, "benchmarks/gpu"),
     "demo-0.32": DEMO,
+    "demo-pairs": DEMO,
     "drafter": ("drafter_online",),
     "drafter-replicas": (*TRAINING, "drafter_online/buffer.py", "drafter_online/samples.py"),
     "draws": TRAINING,

@@ -21,10 +21,6 @@ WORKLOADS = {
 }
 """Of `bench peers`, in words."""
 INTERVAL = "95 % interval; range under six pairs"
-PAIR = (
-    "Its intervals resample the steps of this one pair; eleven pairs of earlier commits gave 0.85x to 1.55x "
-    "([the demo](docs/benchmarks.md#the-demo))."
-)
 MEDIANS = "Where a row is of several pairs, a ratio is their median, so two ratios need not divide into a third."
 IF_MACHINE = "right only if the machine, and not rollspec, changed their speed"
 Row = tuple[str, ...]
@@ -53,7 +49,7 @@ def headline() -> str:
         whole = tail["summary"]["head_and_suffix_over_suffix"]["all"]["sums"]
         label = "a draft head per replica trained while the job runs, over suffix drafts alone: generation, a whole job"
         rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
-    note = f"`make demo`: {size(demo)}, {minutes(demo)} minutes for both. {PAIR} " if demo else ""
+    note = f"`make demo`: {size(demo)}, {minutes(demo)} minutes for both. {_pairs()}" if demo else ""
     names = [name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])]
     table = table_of(("", "speed-up", INTERVAL, "file"), rows)
     return f"{table}\n\n{note}{MEDIANS} {_machines(names)}"
@@ -99,6 +95,17 @@ def _peer_rows(d: Any) -> Iterator[Row]:
                 *joined(map(median_of, found.values())),
                 "`peers.json`",
             )
+
+
+def _pairs() -> str:
+    """What earlier pairs of the demo gave, which differ by more than the interval of one."""
+    if (found := load("demo-pairs")) is None:
+        return ""
+    values = [pair["later"]["value"] for pair in found["pairs"]]
+    return (
+        f"Its intervals resample the steps of this one pair; {len(values)} pairs of earlier commits gave "
+        f"{min(values):.2f}x to {max(values):.2f}x ([the demo](docs/benchmarks.md#the-demo)). "
+    )
 
 
 def _machines(names: Sequence[str]) -> str:

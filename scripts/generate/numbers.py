@@ -8,6 +8,7 @@ file, so that the mark of a stale one stands beside the number. Links are writte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 from benchmarks.harness import step_ms
@@ -296,6 +297,20 @@ def peers_demo() -> str:
     return f"rollspec's default over no speculation: {', '.join(parts)} ({at})."
 
 
+def demo_pairs() -> str:
+    """What the demo gave before the newest pair."""
+    if (found := load("demo-pairs")) is None:
+        return "They were not kept."
+    said = []
+    for of, name in (("of generation from the second epoch on", "later"), ("of the whole step", "step")):
+        values = [pair[name]["value"] for pair in found["pairs"]]
+        said.append(f"{min(values):.2f}x to {max(values):.2f}x {of} (median {median(values):.2f}x)")
+    return (
+        f"{len(found['pairs'])} pairs of earlier commits and settings gave {' and '.join(said)} "
+        f"(`{RESULTS}/demo-pairs.json`)"
+    )
+
+
 def replicas() -> str:
     """One head for two replicas, against a head each."""
     if (found := load("drafter-replicas")) is None:
@@ -310,7 +325,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "audit-power": audit_power, "control-line": control_line, "repeats": repeats, "harm": harm,
 }  # fmt: skip
 INLINE: dict[str, Callable[[], str]] = {
-    "control-cost": control_cost, "control-times": control_times, "peers-demo": peers_demo,
+    "control-cost": control_cost, "control-times": control_times, "demo-pairs": demo_pairs, "peers-demo": peers_demo,
     "replicas": replicas, "lengths": lengths, "calibration": calibration,
 }  # fmt: skip
 

@@ -49,13 +49,13 @@ class Process:
             self.process.wait()
 
 
-VLLM = ("-m", "vllm.entrypoints.cli.main", "serve")
+VLLM = (str(Path(sys.executable).with_name("vllm")), "serve")
 TRL = (str(Path(sys.executable).with_name("trl")), "vllm-serve", "--model")
 """What starts a server; the model comes next."""
 
 
 class Server(Process):
-    """A small server of `policy`: what the command `vllm serve` runs, or `trl vllm-serve`."""
+    """A small server of `policy`: `vllm serve`, or `trl vllm-serve`."""
 
     def __init__(self, model: Path, *options: str, program: tuple[str, ...] = VLLM, **env: str) -> None:
         port = free_port()

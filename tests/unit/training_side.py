@@ -60,9 +60,16 @@ class Side:
         config = RollspecConfig.load({**given, **{f"drafter.{k}": v for k, v in drafter.items()}}, env={})
         self.capture, self.swapper = Capture(), Swapper()
         hf = {n: 1 for n in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")}
-        engine = SimpleNamespace(version=0, tuner=SimpleNamespace(guard=SimpleNamespace(off=[])))
-        bridge = SimpleNamespace(
-            config=config, engine=engine, faults={}, fault=None, running={}, state=lambda: ("eagle3", "")
+        guard = like("rollspec.tuning.guard:Guard", off=[])
+        engine = like("rollspec.step:DraftEngine", version=0, tuner=like("rollspec.tuning.tuner:Tuner", guard=guard))
+        bridge = like(
+            "rollspec.engine.bridge:Bridge",
+            config=config,
+            engine=engine,
+            faults={},
+            fault=None,
+            running={},
+            state=lambda: ("eagle3", ""),
         )
         bridge.count = lambda cause: bridge.faults.update({cause: bridge.faults.get(cause, 0) + 1})
         model = like(
@@ -80,7 +87,8 @@ class Side:
             model_config=like("vllm.config:ModelConfig", hf_text_config=hf, get_vocab_size=lambda: 5),
             get_model=lambda: model,
         )
-        self.head = SimpleNamespace(
+        self.head = like(
+            "rollspec.head.draft_head:DraftHead",
             bridge=bridge,
             capture=self.capture,
             swapper=self.swapper,
@@ -91,7 +99,7 @@ class Side:
             asleep=False,
         )
         weights = {"embed": model.model.embed_tokens, "norm": model.model.norm, "lm_head": model.lm_head}
-        self.head.ranks, self.head.reading = SimpleNamespace(alone=True), threading.Lock()
+        self.head.ranks, self.head.reading = like("rollspec.head.ranks:Ranks", alone=True), threading.Lock()
         self.head.target_parts = lambda: {n: m.weight for n, m in weights.items()}
         self.training = training.HeadTraining(self.head, device)  # type: ignore[arg-type]
 

@@ -187,6 +187,11 @@ def test_all_of_it_where_there_is_time() -> None:
     assert "2 heats" in found.text() and "seeds 0, 1, 2, 3, 4, 5" in found.text()
 
 
+def test_a_trainer_takes_the_memory_of_an_engine() -> None:
+    found = peer_plan.plan(ARMS, WANTED, 1, 3600, COSTS, {}, training={"a0": 4.0, "a2": 4.0}, alive=5)
+    assert [tuple(h.arms) for h in found.heats] == [("a0", "a1"), ("a2", "a3"), ("a4", "a5")]
+
+
 def test_fewer_pairs_then_fewer_arms_then_one_sentence() -> None:
     def pairs(found: peer_plan.Plan) -> int:
         return max(s for h in found.heats for s, _ in h.cells) + 1

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafter_target import VOCABULARY, head, model, sample
+from drafter_target import AUX, VOCABULARY, head, model, sample, sequence
+from reference_samples import capture, verify
 from reference_samples import logits as logits_of
 from reference_samples import targets as targets_of
 
@@ -103,6 +104,18 @@ def test_replayed_errors_are_the_states_the_engine_was_in(tiny_target: Path, eag
         rest = [c for c in range(23) if c != at - 1]
         torch.testing.assert_close(have[i][0, rest], plain[i][0, rest], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(have[2][0, at - 1], plain[2][0, at - 1], atol=1e-4)
+
+
+def test_a_rejection_after_four_accepted_tokens_is_learned_from(tiny_target: Path) -> None:
+    """As long as drafts of five are trained for five: with fewer passes it would be lost."""
+    ids, at = sequence(3, 24), 4
+    wrong = (ids[at + 5] + 5) % VOCABULARY
+    step = verify(model(tiny_target), ids, at, [*ids[at + 1 : at + 5], wrong], k=VOCABULARY)
+    s = capture(model(tiny_target), ids, 4, AUX, steps=[step], request_id="r", prompt_key="p")
+    assert s.verify.accepted.tolist() == [4]
+    rejected = pack([s], steps=5, rejected=True).rejected
+    assert rejected.column.tolist() == [at - 1] and rejected.step.tolist() == [4]
+    assert len(pack([s], steps=4, rejected=True).rejected.column) == 0
 
 
 def test_rejected_rows_say_what_the_target_says_there(tiny_target: Path, eagle: Eagle3) -> None:

@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ import pytest
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("torch")
+
+from vllm_like import like  # noqa: E402
 
 from drafter_online.alarms import Alarms  # noqa: E402
 from drafter_online.engines import ConnectedEngine, DomainCounts, Engines, Hello, Status  # noqa: E402
@@ -46,23 +47,34 @@ def service(tmp_path: Any) -> Any:
             raise VersionError(f"drafter-online: version {number} is not there.")
         return 4
 
-    return SimpleNamespace(
+    return like(
+        "drafter_online.service:Service",
         started=time.time(),
-        config=SimpleNamespace(target="MODEL"),
-        trainer=SimpleNamespace(
+        config=like("drafter_online.settings:ServiceConfig", target="MODEL"),
+        trainer=like(
+            "drafter_online.trainer:Trainer",
             device="cpu",
-            drafter=SimpleNamespace(base="base"),
+            drafter=like("drafter_online.model:Eagle3", base="base"),
             last_loss=1.5,
-            counts=SimpleNamespace(steps=10, tokens=100, not_finite=0, out_of_memory=0),
-            buffer=SimpleNamespace(bytes=5, __len__=lambda: 1)
-            and type("B", (), {"bytes": 5, "__len__": lambda self: 1})(),
+            counts=like("drafter_online.trainer:TrainerCounts", steps=10, tokens=100, not_finite=0, out_of_memory=0),
+            buffer=type("OfOne", (), {"bytes": 5, "__len__": lambda self: 1})(),
         ),
         inbox=Inbox(),
         engines=engines,
         alarms=alarms,
         counts=Counter(published=3),
-        hub=SimpleNamespace(endpoint="ipc://wire", counts=Counter({"received": 5, "refused/replayed": 2})),
-        release=SimpleNamespace(current=3, candidate=None, canaries=[], rolled_back=1, promote=no, rollback=no),
+        hub=like(
+            "drafter_online.hub:Hub", endpoint="ipc://wire", counts=Counter({"received": 5, "refused/replayed": 2})
+        ),
+        release=like(
+            "drafter_online.release:Release",
+            current=3,
+            candidate=None,
+            canaries=[],
+            rolled_back=1,
+            promote=no,
+            rollback=no,
+        ),
         versions=Versions(tmp_path / "versions"),
         trains=True,
         training="running",

@@ -18,6 +18,7 @@ pytest.importorskip("fastapi")
 from drafter_target import sample  # noqa: E402
 from fake_engine import FakeEngine, feed  # noqa: E402
 from running_service import TRAINING  # noqa: E402
+from vllm_like import like  # noqa: E402
 from wire_ends import until  # noqa: E402
 
 from drafter_online import architecture  # noqa: E402
@@ -45,6 +46,15 @@ class Daemon:
 
     def said(self) -> str:
         return self.log.read_text()
+
+
+def where(d: Daemon, base: str) -> Any:
+    """What an engine has to know of a daemon, which is another process."""
+    drafter = like("drafter_online.model:Eagle3", base=base)
+    hub = like("drafter_online.hub:Hub", endpoint=d.endpoint)
+    return like(
+        "drafter_online.service:Service", hub=hub, trainer=like("drafter_online.trainer:Trainer", drafter=drafter)
+    )
 
 
 @pytest.fixture
@@ -79,11 +89,8 @@ def test_killed_and_started_again_it_catches_up(
     refused = invoke(["--dir", str(tmp_path / "d" / "daemon")], tiny_target, given_head, tmp_path)
     assert refused.exit_code == 2 and refused.output.strip().count("\n") == 0
     assert f"in use by another daemon (process {d.process.pid})" in refused.output
-    from types import SimpleNamespace
-
     base = architecture.base_of(architecture.target_config(tiny_target))
-    where = SimpleNamespace(hub=d, trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)))
-    engine = FakeEngine(where)
+    engine = FakeEngine(where(d, base))
     feed(engine, tiny_target, 8)
     engine.until(lambda: engine.version >= 1, 60)
     engine.until(lambda: len(Buffer.load(tmp_path / "d" / "daemon" / "buffer")) == 8, 30)  # it saves once a second
@@ -110,13 +117,10 @@ def test_killed_and_started_again_it_catches_up(
 def test_a_daemon_that_stands_still_is_away_until_it_goes_on(
     daemon: Callable[..., Daemon], tiny_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from types import SimpleNamespace
-
     monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 2.0)
     d = daemon()
     base = architecture.base_of(architecture.target_config(tiny_target))
-    where = SimpleNamespace(hub=d, trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)))
-    engine = FakeEngine(where)
+    engine = FakeEngine(where(d, base))
     feed(engine, tiny_target, 8)
     engine.until(lambda: engine.version, 60)
     d.process.send_signal(signal.SIGSTOP)

@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from drafter_target import sample  # noqa: E402
 from fake_engine import FakeEngine, checkpoint, feed  # noqa: E402
 from killed import killed, killing  # noqa: E402
 from running_service import TRAINING, Services  # noqa: E402
+from vllm_like import like  # noqa: E402
 
 from drafter_online import job_checkpoint  # noqa: E402
 from drafter_online.errors import DrafterError  # noqa: E402
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_not_answered_says_how_long_it_waited(tmp_path: Pat
     monkeypatch.setattr(job_checkpoint, "SAVE_SECONDS", 0.2)
     faults: list[tuple[str, str]] = []
     client = job_checkpoint.CheckpointClient(lambda *fault: faults.append(fault))
-    link: Any = SimpleNamespace(away=None, send=lambda message: True)
+    link: Any = like("drafter_online.link:Link", away=None, send=lambda message: True)
     saved: list[bool] = []
     job = threading.Thread(target=lambda: saved.append(client.save(tmp_path / "drafter")))
     job.start()
@@ -99,9 +99,9 @@ def test_what_replicas_ask_for_together_is_done_for_the_first(tmp_path: Path) ->
     from drafter_online.job_checkpoint import JobCheckpoint
 
     sessions = {"a": None, "b": None}
-    c = JobCheckpoint(
-        SimpleNamespace(config=SimpleNamespace(dir=tmp_path), engines=SimpleNamespace(by_session=sessions))
-    )  # type: ignore[arg-type]
+    config = like("drafter_online.settings:ServiceConfig", dir=tmp_path)
+    engines = like("drafter_online.engines:Engines", by_session=sessions)
+    c = JobCheckpoint(like("drafter_online.service:Service", config=config, engines=engines))
     one, two = ("save", "/1"), ("save", "/2")
     asked = [("a", one), ("b", one), ("a", two), ("b", two), ("b", two), ("a", two), ("a", ("load", "/2"))]
     assert [c._done_for_sibling(*a) for a in asked] == [False, True, False, True, False, True, False]

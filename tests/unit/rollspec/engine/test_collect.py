@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,12 +36,14 @@ def step(**scheduled: int) -> Any:
 def test_a_step_too_many_begins_no_request_anew() -> None:
     p = DraftEngine(RollspecConfig.load({}, env={}), 64)
     finished: list[tuple[str, bool]] = []
-    capture = SimpleNamespace(
-        finish=lambda q, r, scheduled=False: finished.append((q, scheduled)), stepped=lambda seconds: None
+    capture = like(
+        "rollspec.head.capture:Capture",
+        finish=lambda req_id, request, scheduled=False: finished.append((req_id, scheduled)),
+        stepped=lambda seconds: None,
     )
-    bridge: Any = SimpleNamespace(
-        running={"a": None, "b": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0,
-        _ended=0.0, head=SimpleNamespace(capture=capture, before_step=lambda *_: None),
+    bridge: Any = like(
+        "rollspec.engine.bridge:Bridge", running={"a": None, "b": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0,
+        _ended=0.0, head=like("rollspec.head.draft_head:DraftHead", capture=capture, before_step=lambda ended, computes: None),
         _scheduler_output=step(a=1, b=1),
     )  # fmt: skip
     begun: list[str] = []
@@ -76,7 +77,7 @@ def test_a_step_that_began_before_the_last_one_ended_says_nothing_of_what_steps_
         prepare=lambda req_ids, sampled, scheduled, context_tokens: 0,
     )
     now = time.perf_counter()
-    bridge: Any = SimpleNamespace(engine=engine, collected=set(), head=None, _ended=now - 1.0)
+    bridge: Any = like("rollspec.engine.bridge:Bridge", engine=engine, collected=set(), head=None, _ended=now - 1.0)
     Bridge._prepare(bridge, StepResult(["a"], [[5]], {}, 1, 8.0, now - 0.5))
     Bridge._prepare(bridge, StepResult(["a"], [[5]], {}, 1, 8.0, None))
     (alone, half), (among, whole) = timed
@@ -85,8 +86,8 @@ def test_a_step_that_began_before_the_last_one_ended_says_nothing_of_what_steps_
 
 def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once() -> None:
     p = DraftEngine(RollspecConfig.load({}, env={}), 64)
-    bridge: Any = SimpleNamespace(
-        running={"a": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0, _ended=0.0,
+    bridge: Any = like(
+        "rollspec.engine.bridge:Bridge", running={"a": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0, _ended=0.0,
         head=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
     )  # fmt: skip
     bridge._forget_dropped = lambda request: Bridge._forget_dropped(bridge, request)

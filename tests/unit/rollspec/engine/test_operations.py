@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from vllm_like import like
@@ -19,10 +18,11 @@ def test_a_history_that_is_refused_does_not_keep_the_head_from_its_state(tmp_pat
     asked: list[Path] = []
     faults: list[str] = []
     config = like("vllm.config:ModelConfig", get_vocab_size=lambda: 64)
-    bridge: Any = SimpleNamespace(
-        engine=DraftEngine(RollspecConfig.load({}, env={}), 64), tokenizer=None,
+    training = like("rollspec.head.training:HeadTraining", load=lambda folder: asked.append(folder))
+    bridge: Any = like(
+        "rollspec.engine.bridge:Bridge", engine=DraftEngine(RollspecConfig.load({}, env={}), 64), tokenizer=None,
         runner=like("vllm.v1.worker.gpu.model_runner:GPUModelRunner", model_config=config),
-        head=SimpleNamespace(training=SimpleNamespace(load=asked.append)),
+        head=like("rollspec.head.draft_head:DraftHead", training=training),
         count=lambda cause, error: faults.append(cause),
     )  # fmt: skip
     answer = OPERATIONS["load"](bridge, {"dir": str(tmp_path)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +28,8 @@ class Engine:
         config = RollspecConfig.load(given, env={})
         self.engine = step.DraftEngine(config, 4096, "eagle3")
         faults: dict[str, int] = {}
-        self.bridge = SimpleNamespace(
-            config=config, engine=self.engine, faults=faults, scheduled={}, running={},
+        self.bridge = like(
+            "rollspec.engine.bridge:Bridge", config=config, engine=self.engine, faults=faults, scheduled={}, running={},
             count=lambda cause: faults.update({cause: faults.get(cause, 0) + 1}),
         )  # fmt: skip
         self.layers = layers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("zmq")
 
 from drafter_target import sample  # noqa: E402
 from training_side import Side  # noqa: E402
+from vllm_like import like  # noqa: E402
 from wire_ends import Ends, Recorder, until  # noqa: E402
 
 from drafter_online import fetch  # noqa: E402
@@ -381,11 +381,13 @@ def test_what_is_reported_of_training() -> None:
         "hangs": None, "steps": 2, "tokens": 40, "wasted_seconds": 0.5, "idle_seconds": 9.0, "used_seconds": 8.0,
         "preempted": 1, "preempt_seconds": 0.2, "preempt_p99_seconds": 0.1, "micro_step_seconds": 0.3, "away": None,
     }  # fmt: skip
-    deployment = SimpleNamespace(pauses=[], running=SimpleNamespace(number=0, since=0))
-    drafts = SimpleNamespace(
-        caught_up=0, rebuilt=0, swapper=SimpleNamespace(counts={}, deployment=deployment), capture=None,
-        training=SimpleNamespace(info=lambda: info), _drained={}, policy_version=0,
-        engine=SimpleNamespace(head=SimpleNamespace(reached=None)),
+    running = like("rollspec.head.swap.payload:LoadedVersion", number=0, since=0)
+    deployment = like("rollspec.head.swap.deployment:Deployment", pauses=[], running=running)
+    drafts = like(
+        "rollspec.head.draft_head:DraftHead", caught_up=0, rebuilt=0, capture=None, _drained={}, policy_version=0,
+        swapper=like("rollspec.head.swap.swapper:Swapper", counts={}, deployment=deployment),
+        training=like("rollspec.head.training:HeadTraining", info=lambda: info),
+        engine=like("rollspec.step:DraftEngine", head=like("rollspec.drafting.head:Head", reached=None)),
     )  # fmt: skip
     for trained in (2.0, 0.0):  # since the call before
         sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
