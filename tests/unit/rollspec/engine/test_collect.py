@@ -42,10 +42,17 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
         stepped=lambda seconds: None,
     )
     bridge: Any = like(
-        "rollspec.engine.bridge:Bridge", running={"a": None, "b": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0,
-        _ended=0.0, head=like("rollspec.head.draft_head:DraftHead", capture=capture, before_step=lambda ended, computes: None),
+        "rollspec.engine.bridge:Bridge",
+        running={"a": None, "b": None},
+        engine=p,
+        collected=set(),
+        coupled=None,
+        drafting=True,
+        began=0.0,
+        _ended=0.0,
+        head=like("rollspec.head.draft_head:DraftHead", capture=capture, before_step=lambda ended, computes: None),
         _scheduler_output=step(a=1, b=1),
-    )  # fmt: skip
+    )
     begun: list[str] = []
 
     def begin(req_id: str) -> None:
@@ -87,9 +94,17 @@ def test_a_step_that_began_before_the_last_one_ended_says_nothing_of_what_steps_
 def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once() -> None:
     p = DraftEngine(RollspecConfig.load({}, env={}), 64)
     bridge: Any = like(
-        "rollspec.engine.bridge:Bridge", running={"a": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0, _ended=0.0,
-        head=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
-    )  # fmt: skip
+        "rollspec.engine.bridge:Bridge",
+        running={"a": None},
+        engine=p,
+        collected=set(),
+        coupled=None,
+        drafting=True,
+        began=0.0,
+        _ended=0.0,
+        head=None,
+        _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
+    )
     bridge._forget_dropped = lambda request: Bridge._forget_dropped(bridge, request)
 
     def begins(**changes: Any) -> None:
