@@ -142,7 +142,7 @@ class Load:
         weights = [self.weights[0]]
         if name == "shift":
             left = iter(order)
-            parts = [[next(left) for _ in range(max(2, b))] for b in (*BURSTS, *BURSTS)]
+            parts = [[next(left) for _ in range(max(2, b))] for b in batches(name, 2 * len(BURSTS))]
         else:
             random.Random(seed).shuffle(order)  # siblings start apart, as in a real batch
             weights = self.weights if name == "epochs" else weights

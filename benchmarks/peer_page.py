@@ -41,7 +41,9 @@ bootstrap interval, of seconds that were measured; with fewer than six pairs the
 A *turn* is one pass over a workload. Where a table says "from the second epoch on" or "after the shift", *over none*
 leaves out what comes before, in which drafters know nothing of these prompts yet; *whole turn* is over none with that
 part, so it is what a job gets from its first step on. In the other workloads the two are the same. τ is the acceptance
-length, α the acceptance rate.
+length, α the acceptance rate. *If every draft were accepted* is computed, not measured: the steps that perfect drafts
+would save, at what a step takes beside its tokens, by the line that rollspec fitted to its own steps; every token and
+every prompt are computed in any case, which on a CPU is most of a large batch.
 
 Arms are in the order of *over rollspec*, in tables and in figures. Memory takes only some engines at once, so arms ran
 in several heats, each with an engine of rollspec's default. Arms of different heats have other turns of `none` beside
