@@ -13,11 +13,12 @@ from rich.table import Table
 from benchmarks.harness import ratio
 from benchmarks.peer_arms import NONE, OURS, PEERS
 from benchmarks.peer_load import LATER, batches, later
+from rollspec.config.sections import ProposalConfig
 
 TOLERANCE = 1.02
 """An arm is faster than rollspec's default where the lower end of its interval is above this."""
 
-LONGEST = 16
+LONGEST: int = ProposalConfig.model_fields["k_max"].default
 """Draft tokens of a request at most, in rollspec's default."""
 
 COLUMNS = ("arm", "over none", "95 %", "whole turn", "over rollspec", "95 %", "tokens/s", "τ", "α", "pairs")

@@ -87,7 +87,8 @@ def test_a_program_needs_nothing_but_the_switch(
     result = run_app(run_bounded, name, model, prompts, tmp_path)
     assert result["tokens"] == [list(r.token_ids) for r in reference for _ in range(2)]
     assert result["accepted"][0] > 0
-    assert result.get("parts", 2) > 1, "nothing was streamed"
+    if "parts" in result:
+        assert result["parts"] > 1, "nothing was streamed"
 
 
 # ---- vllm serve

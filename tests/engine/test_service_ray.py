@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from engines import until
@@ -25,15 +26,12 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Ray in this process, and its traces in the environment undone: whole jobs of later tests start with that."""
-    before = dict(os.environ)
-    ray.init(
-        num_cpus=1, resources={"trainer": 1}, include_dashboard=False, log_to_driver=False, configure_logging=False
-    )
-    yield
-    ray.shutdown()
-    for name in [name for name in os.environ if name.startswith("RAY_")]:  # among them how clusters authenticate
-        del os.environ[name]
-    os.environ.update((name, value) for name, value in before.items() if name.startswith("RAY_"))
+    with mock.patch.dict(os.environ):  # among them how clusters authenticate
+        ray.init(
+            num_cpus=1, resources={"trainer": 1}, include_dashboard=False, log_to_driver=False, configure_logging=False
+        )
+        yield
+        ray.shutdown()
 
 
 def config(folder: Path, place: dict[str, int], mode: str = "dedicated") -> RollspecConfig:

@@ -24,7 +24,9 @@ async def main(task: dict[str, Any]) -> None:
         return [list(part.outputs[0].token_ids) async for part in request]
 
     chunks = await asyncio.gather(*[stream(f"{i}-{j}", p) for i, p in enumerate(task["prompts"]) for j in range(2)])
-    alone = await stream("alone", task["prompts"][0])  # of many at once vLLM joins the parts that nobody took in time
+    alone = await stream(
+        "alone", task["prompts"][0]
+    )  # of many at once vLLM joins the parts that were not taken in time
     accepted = [
         s.value
         for family in REGISTRY.collect()

@@ -33,6 +33,14 @@ def step(**scheduled: int) -> Any:
     )
 
 
+def around(p: DraftEngine, **more: Any) -> Any:
+    """A bridge that drafts with `p`, and no step yet."""
+    return like(
+        "rollspec.engine.bridge:Bridge", engine=p, collected=set(), coupled=None, drafting=True, began=0.0, _ended=0.0,
+        **more,
+    )  # fmt: skip
+
+
 def test_a_step_too_many_begins_no_request_anew() -> None:
     p = DraftEngine(RollspecConfig.load({}, env={}), 64)
     finished: list[tuple[str, bool]] = []
@@ -41,15 +49,9 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
         finish=lambda req_id, request, scheduled=False: finished.append((req_id, scheduled)),
         stepped=lambda seconds: None,
     )
-    bridge: Any = like(
-        "rollspec.engine.bridge:Bridge",
+    bridge = around(
+        p,
         running={"a": None, "b": None},
-        engine=p,
-        collected=set(),
-        coupled=None,
-        drafting=True,
-        began=0.0,
-        _ended=0.0,
         head=like("rollspec.head.draft_head:DraftHead", capture=capture, before_step=lambda ended, computes: None),
         _scheduler_output=step(a=1, b=1),
     )
@@ -93,18 +95,7 @@ def test_a_step_that_began_before_the_last_one_ended_says_nothing_of_what_steps_
 
 def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once() -> None:
     p = DraftEngine(RollspecConfig.load({}, env={}), 64)
-    bridge: Any = like(
-        "rollspec.engine.bridge:Bridge",
-        running={"a": None},
-        engine=p,
-        collected=set(),
-        coupled=None,
-        drafting=True,
-        began=0.0,
-        _ended=0.0,
-        head=None,
-        _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
-    )
+    bridge = around(p, running={"a": None}, head=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)))
     bridge._forget_dropped = lambda request: Bridge._forget_dropped(bridge, request)
 
     def begins(**changes: Any) -> None:
