@@ -27,6 +27,10 @@ START_SECONDS = 240.0
 RUN_SECONDS = 600.0
 TRAINER = "rollspec.engine.daemon"  # in the command line of a job's trainer
 MAX_NEW = 512  # tokens of a response that ends by itself
+CACHING = {"enable_prefix_caching": True, "block_size": 32}
+"""As a trainer's engine has it: samples of one prompt compute it once. vLLM's CPU platform has blocks of 128 tokens by
+default, in which hardly a prompt here is complete; its kernels take multiples of 32.
+"""
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,7 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         max_model_len=max_len,
         max_num_seqs=max_seqs,
         seed=arm.seed,
-        enable_prefix_caching=False,
+        **CACHING,
         disable_log_stats=False,
         async_scheduling=(overlapping := _overlaps(arm)) or None,
         speculative_config=dict(arm.speculative) if arm.speculative else None,
@@ -269,6 +273,8 @@ def epoch(llm: Any, work: Work, arm: Arm, prefixes: Prefixes | None = None) -> d
 
     if work.reset:
         llm.collective_rpc(_forget)
+    if not llm.reset_prefix_cache():  # each work computes its prompts, as after new weights in a job
+        raise RuntimeError("rollspec: the engine still has requests of the work before this one.")
     if work.weights:
         llm.collective_rpc(_load_weights, args=(work.weights,))
     if arm.rollspec:

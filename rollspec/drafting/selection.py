@@ -16,6 +16,12 @@ from rollspec.tuning.cost import CostModel
 FLOOR = 0.03
 """Chains end below this chance of acceptance at the latest: no step is so cheap per token that it would pay."""
 
+MARGIN = 0.1
+"""A draft token has to gain this much more than it costs. Prices and chances of acceptance are predicted to within about
+so much, and of many predictions the highest are chosen, which are the ones most likely too high; in a large batch, where
+a token that is accepted saves hardly more than it costs, that would lose time.
+"""
+
 TETRIS_EXTRA = 2  # draft tokens per request that `tetris` asks for beyond those that it verifies on average
 LENGTHS_EVERY = 16  # tokens after which a request's expected length is looked at again
 
@@ -31,7 +37,7 @@ class Selection:
 
     def price(self, batch: int, cost: CostModel, context_tokens: float) -> float:
         """Acceptance below which a draft token cannot pay; 0 where everything is verified."""
-        return 0.0 if self.fixed else max(FLOOR, budget.floor(batch, cost, context_tokens))
+        return 0.0 if self.fixed else max(FLOOR, budget.floor(batch, cost, context_tokens, MARGIN))
 
     def floor(self, batch: int, cost: CostModel, context_tokens: float) -> float:
         """Acceptance at which model-free proposals end."""
@@ -73,7 +79,7 @@ class Selection:
         if (power := self._power()) and len(asked) > 1:
             weights = lengths.weights([_remaining(r) for r in asked], power)
         copies = batch / len(asked) if step.plan.watch else 1.0
-        return budget.allocate(drafts, batch, cost, step.context_tokens, weights, copies)
+        return budget.allocate(drafts, batch, cost, step.context_tokens, weights, copies, MARGIN)
 
     def _power(self) -> float:
         """How much more the long requests count now."""

@@ -19,13 +19,14 @@ import numpy as np
 from rollspec.tuning.cost import CostModel
 
 
-def floor(batch: int, cost: CostModel, context_tokens: float = 0.0) -> float:
+def floor(batch: int, cost: CostModel, context_tokens: float = 0.0, margin: float = 0.0) -> float:
     """Acceptance probability below which no token can be worth verifying at this batch size.
 
     A token raises goodput only if its p exceeds what it costs times the goodput without it; it costs at least the
     lowest slope of the step's curve, and the goodput is at least what the step reaches without any draft, B/T(B).
+    `margin`: as `allocate` takes it.
     """
-    return cost.slope(batch) * batch / cost.seconds(batch, context_tokens)
+    return (1.0 + margin) * cost.slope(batch) * batch / cost.seconds(batch, context_tokens)
 
 
 def allocate(
@@ -35,11 +36,13 @@ def allocate(
     context_tokens: float = 0.0,
     weights: Sequence[float] | None = None,
     copies: float = 1.0,
+    margin: float = 0.0,
 ) -> list[int]:
     """Draft length per request that maximises expected (weighted) emitted tokens per second.
 
     `drafts`: per request, cumulative acceptance probabilities along its draft. `tokens`: what the step computes without
     any. `weights`: what a token of each request counts. `copies`: requests that each draft stands for, in a sample.
+    `margin`: by how much more than their predicted price drafts have to pay.
     """
     counts = [1.0] * len(drafts) if weights is None else weights
     flat = np.array([w * p for w, draft in zip(counts, drafts, strict=True) for p in draft])
@@ -53,6 +56,7 @@ def allocate(
         seconds = cost.curve(tokens, math.ceil(copies * flat.size), context_tokens)[
             (copies * np.arange(flat.size + 1)).astype(int)
         ]
+    seconds = seconds + margin * (seconds - seconds[0])
     rate = (base + copies * np.cumsum(flat)) / seconds[1:]
     best = int(rate.argmax())
     if rate[best] <= base / seconds[0]:

@@ -102,9 +102,19 @@ def test_no_token_below_the_floor_is_ever_worth_verifying() -> None:
             list(accumulate((rng.random() ** rng.choice([0.1, 1.0]) for _ in range(rng.randrange(6))), mul))
             for _ in range(rng.randrange(1, 40))
         ]
-        low = floor(len(chains), cost)
-        kept = allocate(chains, len(chains), cost)
-        assert all(p >= low for chain, n in zip(chains, kept, strict=True) for p in chain[:n])
+        for margin in (0.0, 0.1):
+            low = floor(len(chains), cost, margin=margin)
+            kept = allocate(chains, len(chains), cost, margin=margin)
+            assert all(p >= low for chain, n in zip(chains, kept, strict=True) for p in chain[:n])
+
+
+def test_a_margin_keeps_what_hardly_pays_out_of_large_batches_alone() -> None:
+    """Worth 1.05 times their price in a batch of 64, drafts would gain a hundredth at the most."""
+    cost = CostModel(0.04, 0.002)
+    p = 1.05 * floor(64, cost)
+    assert sum(allocate([[p]] * 64, 64, cost)) == 64
+    assert sum(allocate([[p]] * 64, 64, cost, margin=0.1)) == 0
+    assert sum(allocate([[p]] * 4, 4, cost, margin=0.1)) == 4
 
 
 def test_weighted_allocation_is_the_optimum_found_by_brute_force() -> None:
