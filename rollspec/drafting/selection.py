@@ -17,9 +17,9 @@ FLOOR = 0.03
 """Chains end below this chance of acceptance at the latest: no step is so cheap per token that it would pay."""
 
 MARGIN = 0.1
-"""A draft token has to gain this much more than it costs. Prices and chances of acceptance are predicted to within about
-so much, and of many predictions the highest are chosen, which are the ones most likely too high; in a large batch, where
-a token that is accepted saves hardly more than it costs, that would lose time.
+"""A draft token has to gain this much more than it costs. Prices and chances of acceptance are predicted to within
+about so much, and of many predictions the highest are chosen, which are the ones most likely too high; in a large
+batch, where a token that is accepted saves hardly more than it costs, that would lose time.
 """
 
 TETRIS_EXTRA = 2  # draft tokens per request that `tetris` asks for beyond those that it verifies on average
