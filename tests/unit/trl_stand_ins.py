@@ -18,6 +18,7 @@ STATS = EngineStats(steps=4, requests=8, verified=4, drafted=10, accepted=5, emi
 PROMPTS = [[1, 2], [1, 2]]
 
 
+@plays("vllm.entrypoints.llm:LLM", "named")
 class Llm:
     """Answers operations; remembers them."""
 
@@ -25,7 +26,7 @@ class Llm:
         self.answers = {"info": {"state": "suffix"}, "stats": STATS, **answers}
         self.calls: list[tuple[str, Any]] = []
 
-    def collective_rpc(self, method: str, args: tuple[str, dict[str, Any]]) -> list[Any]:
+    def collective_rpc(self, method: str, *, args: tuple[str, dict[str, Any]]) -> list[Any]:
         assert method == "rollspec"
         op, payload = args
         self.calls.append((op, payload))

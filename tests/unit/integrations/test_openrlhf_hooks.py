@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import rollspec_openrlhf
 from rollspec_openrlhf import engines, trainer
-from vllm_like import like
+from vllm_like import like, plays
 
 from rollspec import RollspecConfig
 from rollspec.engine import calls
@@ -20,6 +20,7 @@ from rollspec.telemetry.engine_stats import EngineStats
 STATS = EngineStats(steps=4, requests=8, verified=4, drafted=10, accepted=5, emitted=13, version=3).to_dict()
 
 
+@plays("openrlhf.trainer.ray.vllm_engine:RolloutRayActor", "kwargs")
 class Actor:
     """OpenRLHF's actor, as far as it is used."""
 
@@ -61,16 +62,18 @@ def test_a_call_never_raises_and_gives_up(caplog: pytest.LogCaptureFixture) -> N
 
 
 def trainer_module() -> Any:
+    @plays("openrlhf.trainer.ppo_trainer:PPOTrainer")
     class PPOTrainer:
         def __init__(self) -> None:
-            remote = SimpleNamespace(remote=lambda op, payload: op)
-            self.vllm_engines = [SimpleNamespace(rollspec_call=remote)]
+            method = like("ray.actor:ActorMethod", remote=lambda *args: args)
+            self.vllm_engines = [SimpleNamespace(rollspec_call=method)]  # a handle has its actor's methods
 
         def train_step(self, samples: Any, global_step: int) -> Any:
             return {"theirs": 1}, global_step + 1
 
     found = ModuleType("ppo_trainer")
-    found.PPOTrainer = SimpleNamespace(__ray_metadata__=SimpleNamespace(modified_class=PPOTrainer))  # type: ignore[attr-defined]
+    metadata = like("ray.actor:_ActorClassMetadata", modified_class=PPOTrainer)
+    found.PPOTrainer = SimpleNamespace(__ray_metadata__=metadata)  # type: ignore[attr-defined]
     trainer.install(found, "PPOTrainer")
     trainer.install(found, "PPOTrainer")  # a second time changes nothing
     return PPOTrainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def test_another_verl_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
         async def fit(self) -> None: ...
 
     given = Other.fit
-    for module in (SimpleNamespace(), of(Other)):
+    for module in (ModuleType("another"), of(Other)):
         fully_async.install(module)
         assert "reset_staleness" in caplog.text and Other.fit is given
         caplog.clear()
@@ -141,10 +141,15 @@ def rollouter(folder: Path) -> Any:
     return Rollouter()
 
 
+def rollout_sample() -> Any:
+    return like("verl.experimental.fully_async_policy.detach_utils:RolloutSample", full_batch=None)
+
+
 def of(cls: type) -> Any:
     """A module that has `cls` as Ray's decorator leaves it."""
-    metadata = SimpleNamespace(modified_class=cls)
-    return SimpleNamespace(FullyAsyncRollouter=SimpleNamespace(__ray_metadata__=metadata))
+    metadata = like("ray.actor:_ActorClassMetadata", modified_class=cls)
+    actor = SimpleNamespace(__ray_metadata__=metadata)  # Ray sets it on a class that it makes
+    return like("verl.experimental.fully_async_policy.fully_async_rollouter", FullyAsyncRollouter=actor)
 
 
 def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[str, Any]]) -> None:
@@ -152,7 +157,7 @@ def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[
     asyncio.run(actor.init_workers())
     assert actor.config.actor_rollout_ref.rollout.custom.rollspec.preset == "suffix_only"
     for _ in range(2):
-        asyncio.run(actor._process_single_sample_streaming(SimpleNamespace(full_batch=None)))
+        asyncio.run(actor._process_single_sample_streaming(rollout_sample()))
     op, (first, second) = calls.pop()
     assert op == "rewards" and first == second and len(first["items"]) == 3
     out = asyncio.run(actor.reset_staleness())
@@ -200,5 +205,5 @@ def test_a_fault_of_ours_is_counted_and_left_out(
 
     actor = rollouter(tmp_path)
     monkeypatch.setattr(Rollouts, "of", lambda batch: 1 / 0)
-    asyncio.run(actor._process_single_sample_streaming(SimpleNamespace(full_batch=None)))
+    asyncio.run(actor._process_single_sample_streaming(rollout_sample()))
     assert asyncio.run(actor.reset_staleness())["rollspec/guard/faults"] == 1

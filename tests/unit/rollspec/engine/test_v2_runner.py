@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from rollspec.head.ranks import Ranks  # noqa: E402
 K = 4
 RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 BATCH = "vllm.v1.worker.gpu.input_batch:InputBatch"
+OUTPUTS = "vllm.v1.worker.gpu.structured_outputs:StructuredOutputsWorker"
 
 
 def naive(drawn: list[int], fed: list[int], starts: list[int]) -> list[list[int]]:
@@ -125,7 +125,7 @@ def adapter_of(bridge: Bridge) -> Adapter:
     states = like("vllm.v1.worker.gpu.states:RequestState", draft_tokens=torch.zeros(8, K, dtype=torch.int64))
     runner = like(
         RUNNER, num_speculative_steps=K, device=torch.device("cpu"), execute_model_state=object(), req_states=states,
-        structured_outputs_worker=SimpleNamespace(num_bonus_tokens=1),  # until vLLM 0.33: which branch is taken
+        structured_outputs_worker=like(OUTPUTS, num_bonus_tokens=1),  # until vLLM 0.33: which branch is taken
     )  # fmt: skip
     return Adapter(bridge, runner, Ranks())  # type: ignore[arg-type]
 
