@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..noise import DRAFT_SALT, gumbel
+from ..noise import DRAFT_SALT, gumbel, gumbel_from_hash, hash32
 
 # Rows are drawn in groups whose noise fits in a core's second-level cache.
 CHUNK_VALUES = 1 << 17
+
+RARE = 1 << 25
+"""A hash from here on has noise of at most -log(-log(1 - 1/128)), 4.85; no noise is below -2.82."""
+REACH = np.float32(8.0)
+"""More than 4.85 + 2.82: a value so far below the largest wins by rare noise alone."""
 
 
 def temperature(
@@ -115,7 +120,19 @@ def draw(
         chosen = values if len(rows) == len(values) else values[rows]
         if apply_temperature:
             chosen = chosen / temperatures[rows][:, None]
-        noise = gumbel(seeds[rows], positions[rows], vocab_size, fp64)
-        noise += chosen
-        tokens[rows] = noise.argmax(-1)
+        if fp64:
+            tokens[rows] = (gumbel(seeds[rows], positions[rows], vocab_size, fp64) + chosen).argmax(-1)
+        else:
+            tokens[rows] = _noisiest(chosen, hash32(seeds[rows], positions[rows], vocab_size))
+    return tokens
+
+
+def _noisiest(values: np.ndarray, hashes: np.ndarray) -> list[int]:
+    """Each row's argmax of values plus noise; noise is computed of the few tokens that can win."""
+    can_win = ~(values < (values.max(-1) - REACH)[:, None])  # so that it has all tokens of a row with NaN
+    can_win |= hashes < RARE
+    tokens = []
+    for row, hashed, wins in zip(values, hashes, can_win, strict=True):
+        at = np.flatnonzero(wins)
+        tokens.append(int(at[(gumbel_from_hash(hashed[at]) + row[at]).argmax()]))
     return tokens

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -156,19 +157,31 @@ def test_patch_outside_its_range_is_left_out() -> None:
         assert patch.apply("0.1.0") is False
 
 
-def test_waiting_pauses_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_pauses_instead_of_spinning_and_longer_the_longer_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import ModuleType
 
     from rollspec.engine.vllm.hooks import CpuIdleWait, cpu_wait
 
+    now = [100.0]
     slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
     queue = ModuleType("vllm.distributed.device_communicators.shm_broadcast")
     monkeypatch.setitem(sys.modules, queue.__name__, queue)
-    monkeypatch.setattr(cpu_wait.time, "sleep", slept.append)
+    monkeypatch.setattr(cpu_wait, "time", like("time", sleep=sleep, monotonic=lambda: now[0]))
+    monkeypatch.setattr(cpu_wait, "_wait", threading.local())
     queue.sched_yield = lambda: None  # type: ignore[attr-defined]
     CpuIdleWait.install("0.32.0", *CpuIdleWait.arounds)
-    queue.sched_yield()
-    assert slept == [cpu_wait.PAUSE_SECONDS]
+    for _ in range(2):
+        slept.clear()
+        while sum(slept) < 0.1:
+            queue.sched_yield()
+        assert slept == sorted(slept) and slept[0] == cpu_wait.SHORTEST and slept[-1] < 0.005
+        assert len(slept) * cpu_wait.LOOK < 0.002, "looking takes no more than a fiftieth of the wait"
+        now[0] += 0.001  # the message is read, and what it asks for is done
 
 
 def test_a_patch_that_only_saves_time_does_not_switch_speculation_off(monkeypatch: pytest.MonkeyPatch) -> None:
