@@ -50,6 +50,12 @@ in several heats, each with an engine of rollspec's default. Arms of different h
 them, at another time: **their *over none*, *whole turn* and tokens/s are not comparable**. And each ratio is the median
 of its own pairs, so *over none* of two arms need not divide into *over rollspec*.
 
+Engines cache prefixes, as those of trainers do, and lose them before each epoch or burst, as with new weights: the
+samples of a prompt compute it once. Of an EAGLE head's engine vLLM drops the last block that is cached of every prompt,
+32 tokens here (16 on a GPU), which is computed again and counts in the time of these arms. Results of commits before f8f968fa are without: there every sample computed its
+prompt, in every arm, which draft tokens save nothing of; and before 2a357d10 every engine took longer, for processes
+that looked for messages too often and for noise of tokens that cannot win.
+
 Steps overlap ([how](how-it-works.md#steps-that-overlap)), except in arms that are named beside a result: vLLM starts
 some of its own methods only without. A ratio of such an arm has that in it and does not say which drafts better.
 

@@ -22,6 +22,9 @@ about so much, and of many predictions the highest are chosen, which are the one
 batch, where a token that is accepted saves hardly more than it costs, that would lose time.
 """
 
+LEAST = 0.02
+"""A step that would be faster by less, per token, verifies nothing: what it takes is not known so well."""
+
 TETRIS_EXTRA = 2  # draft tokens per request that `tetris` asks for beyond those that it verifies on average
 LENGTHS_EVERY = 16  # tokens after which a request's expected length is looked at again
 
@@ -79,7 +82,7 @@ class Selection:
         if (power := self._power()) and len(asked) > 1:
             weights = lengths.weights([_remaining(r) for r in asked], power)
         copies = batch / len(asked) if step.plan.watch else 1.0
-        return budget.allocate(drafts, batch, cost, step.context_tokens, weights, copies, MARGIN)
+        return budget.allocate(drafts, batch, cost, step.context_tokens, weights, copies, MARGIN, LEAST)
 
     def _power(self) -> float:
         """How much more the long requests count now."""

@@ -37,12 +37,14 @@ def allocate(
     weights: Sequence[float] | None = None,
     copies: float = 1.0,
     margin: float = 0.0,
+    least: float = 0.0,
 ) -> list[int]:
     """Draft length per request that maximises expected (weighted) emitted tokens per second.
 
     `drafts`: per request, cumulative acceptance probabilities along its draft. `tokens`: what the step computes without
     any. `weights`: what a token of each request counts. `copies`: requests that each draft stands for, in a sample.
-    `margin`: by how much more than their predicted price drafts have to pay.
+    `margin`: by how much more than their predicted price drafts have to pay. `least`: by how much the step has to be
+    faster per token, or nothing is verified.
     """
     counts = [1.0] * len(drafts) if weights is None else weights
     flat = np.array([w * p for w, draft in zip(counts, drafts, strict=True) for p in draft])
@@ -59,7 +61,7 @@ def allocate(
     seconds = seconds + margin * (seconds - seconds[0])
     rate = (base + copies * np.cumsum(flat)) / seconds[1:]
     best = int(rate.argmax())
-    if rate[best] <= base / seconds[0]:
+    if rate[best] <= (1.0 + least) * base / seconds[0]:
         return [0] * len(drafts)
     threshold = float(flat[best])
     lengths = []

@@ -117,6 +117,14 @@ def test_a_margin_keeps_what_hardly_pays_out_of_large_batches_alone() -> None:
     assert sum(allocate([[p]] * 4, 4, cost, margin=0.1)) == 4
 
 
+def test_a_step_that_gains_too_little_verifies_nothing() -> None:
+    cost = CostModel(0.04, 0.002)
+    one, many = [[0.9]] + [[]] * 63, [[0.9]] * 64
+    assert sum(allocate(one, 64, cost)) == 1 and sum(allocate(one, 64, cost, least=0.02)) == 0
+    assert sum(allocate(many, 64, cost, least=0.02)) == 64
+    assert sum(allocate([[0.9]], 1, cost, least=0.02)) == 1
+
+
 def test_weighted_allocation_is_the_optimum_found_by_brute_force() -> None:
     rng = random.Random(4)
     for _ in range(150):
