@@ -75,7 +75,8 @@ def _suffix(k: int) -> Peer:
 
 def _frozen(k: int) -> Peer:
     return Peer(f"vLLM's own EAGLE-3 with the given head, {k} tokens, never trained",
-                speculative={"method": "eagle3", "num_speculative_tokens": k}, heads=1)  # fmt: skip
+                speculative={"method": "eagle3", "num_speculative_tokens": k, "disable_eagle_block_drop": True},
+                heads=1)  # fmt: skip
 
 
 PEERS: dict[str, Peer] = {

@@ -51,10 +51,11 @@ them, at another time: **their *over none*, *whole turn* and tokens/s are not co
 of its own pairs, so *over none* of two arms need not divide into *over rollspec*.
 
 Engines cache prefixes, as those of trainers do, and lose them before each epoch or burst, as with new weights: the
-samples of a prompt compute it once. Of an EAGLE head's engine vLLM drops the last block that is cached of every prompt,
-32 tokens here (16 on a GPU), which is computed again and counts in the time of these arms. Results of commits before f8f968fa are without: there every sample computed its
-prompt, in every arm, which draft tokens save nothing of; and before 2a357d10 every engine took longer, for processes
-that looked for messages too often and for noise of tokens that cannot win.
+samples of a prompt compute it once. vLLM computes the last cached block of a prompt again in an engine with an EAGLE
+head; rollspec's do not, nor do the arms that are vLLM's own EAGLE-3, or 32 tokens of each prompt, 16 on a GPU, would
+stand against them. Results of commits before f8f968fa are without: there every sample computed its prompt, in every
+arm, which draft tokens save nothing of; and before 2a357d10 every engine took longer, for processes that looked for
+messages too often and for noise of tokens that cannot win.
 
 Steps overlap ([how](how-it-works.md#steps-that-overlap)), except in arms that are named beside a result: vLLM starts
 some of its own methods only without. A ratio of such an arm has that in it and does not say which drafts better.

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ALWAYS, bridge, build, call, close, generate
+from engines import ALWAYS, CACHING, bridge, build, call, close, generate, metric
 from heads import random_head
 from switching import any_arm_and_passes
 
 pytestmark = pytest.mark.engine
 
-TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
+TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, **CACHING, "num_gpu_blocks_override": 48}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_perfect_draft_model_beside_suffix_drafts(
 def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
     model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    """Preemption, prompts in chunks, staggered ends, random arms and passes."""
+    """Preemption, prompts in chunks and from the cache, staggered ends, random arms and passes."""
     config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head), **ALWAYS}
     llm = build(model, config, **TIGHT)
     try:
@@ -77,9 +77,11 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
         stats = call(llm, "stats")
         assert not stats["faults"]
         assert stats["by_source"]["eagle3"][1] > 0 and stats["by_source"]["group"][1] > 0
-        preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
-        assert preempted and preempted[0] > 0, "the cache was meant to be too small"
-        generate(llm, prompts[:1], copies=1)
+        assert metric(llm, "num_preemptions") > 0, "the cache was meant to be too small"
+        two_blocks = (prompts[0] * 9)[: 2 * CACHING["block_size"] + 1]
+        first, found = generate(llm, [two_blocks], copies=1), metric(llm, "prefix_cache_hits")
+        assert generate(llm, [two_blocks], copies=1) == first
+        assert metric(llm, "prefix_cache_hits") - found == 2 * CACHING["block_size"], "a cached block is computed again"
         head = llm.collective_rpc(_info)[0]
         assert head["late"] > 0 and not head["off"] and head["entries"] <= 1
     finally:

@@ -38,6 +38,18 @@ MEMORY_METHOD = "ngram_gpu"
 """vLLM's speculative method that stands for model-free drafts."""
 
 
+def keep_last_block() -> dict[str, bool]:
+    """The setting by which an engine with a draft head computes no more of a cached prompt than one without.
+
+    vLLM computes the last cached block again, because the head's KV cache at its last position depends on the token
+    behind it, which may be another now. The head drafts a little worse there, if so; what is sampled does not change.
+    """
+    from vllm.config import SpeculativeConfig
+
+    name = "disable_eagle_block_drop"
+    return {name: True} if name in SpeculativeConfig.__dataclass_fields__ else {}
+
+
 def vllm_version() -> str:
     """Version of the installed vLLM, whichever distribution provides it and without the name of its build such as
     `+cpu`; "0" where none is installed.

@@ -132,7 +132,7 @@ def configure(args: Any, source: Source) -> None:
         args.speculative_config |= {"method": compat.MEMORY_METHOD, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
     else:
         # vLLM's own proposer, whose rows ours replaces when they are returned: greedy drafts.
-        args.speculative_config |= {"method": method, "model": config.proposal.head.model}
+        args.speculative_config |= {"method": method, "model": config.proposal.head.model, **compat.keep_last_block()}
         if args.load_format == "dummy":  # trainers send the target's weights, not the drafter's
             args.speculative_config["draft_load_config"] = {"load_format": "auto"}
     logger.info(
