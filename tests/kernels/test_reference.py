@@ -56,6 +56,20 @@ def test_noise(seed):
     assert noise.uniform(seeds, positions).tolist() == pytest.approx([philox(seed, p) for p in positions.tolist()])
 
 
+@pytest.mark.parametrize("scale", [0.01, 3.0, 50.0])
+@pytest.mark.parametrize("odd", [None, -np.inf, np.inf, np.nan])
+def test_tokens_whose_noise_is_not_computed_cannot_win(scale, odd):
+    rng = np.random.default_rng(0)
+    for vocab in (VOCAB, 3000, 40_000):
+        logits = (rng.standard_normal((4, vocab)) * scale).astype(np.float32).round(1)  # some are equal
+        if odd is not None:
+            logits[0], logits[1, 5], logits[2, 1::7] = -np.inf, odd, odd
+        seeds, positions = rng.integers(-(2**62), 2**62, 4), rng.integers(0, 1000, 4)
+        expected = (noise.gumbel(seeds, positions, vocab) + logits).argmax(-1)
+        drawn = sampling.draw(torch.from_numpy(logits), np.ones(4, np.float32), seeds, positions, False, False)
+        assert drawn.tolist() == expected.tolist()
+
+
 def test_noise_is_gumbel():
     values = noise.gumbel(np.arange(64), np.arange(64), 4000)
     assert values.mean() == pytest.approx(0.5772, abs=0.01)
