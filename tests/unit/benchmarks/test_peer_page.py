@@ -38,6 +38,8 @@ def test_the_summary_says_who_wins_and_leaves_lossy_arms_out_of_the_best() -> No
     assert epochs["arms"]["das"]["speedup"]["n"] == 12 and full["arms"]["das"]["speedup"]["n"] == 6
     assert (epochs["best"], epochs["faster"]) == ("das", ["spec_rl"])
     assert (full["best"], full["faster"]) == ("ngram K=2", ["ngram K=2"])
+    slow = [turn(n, "full", none=4.0, rollspec=4.4) for n in range(2)]
+    assert peer_table.summarise(slow, {})["workloads"]["full"]["faster"] == ["none"]
     overall = found["overall"]  # ngram and spec_rl did not do every workload
     assert overall["best"] == "das" and overall["best_over_ours"] == pytest.approx((2 / 2.2 * 4 / 5) ** 0.5)
     assert overall["ours"] == pytest.approx(2**0.5)
