@@ -187,7 +187,7 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     """Who wins, workload by workload and over all."""
     out = []
     for workload, s in summary["workloads"].items():
-        faster, best = s["faster"], s["best"]
+        named, best = ", ".join(f"`{n}`" for n in s["faster"]), s["best"]
         said = f"*{workload}*: "
         if best and OURS in s["arms"]:
             ours, other = s["arms"][OURS]["speedup"]["median"], s["arms"][best]
@@ -199,7 +199,7 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
             said += f"If every draft of {LONGEST} tokens were accepted, and cost nothing: {s['perfect']:.2f}x. "
         for family, (name, names) in swept(s["arms"]).items():
             said += f"Of {len(names)} lengths of `{family}` the best is {name.partition(' ')[2]}. "
-        out.append(f"{said}Arms whose whole interval is more than 2 % above it: {', '.join(f'`{n}`' for n in faster) or 'no arm'}.")
+        out.append(f"{said}Arms whose whole interval is more than 2 % above it: {named or 'no arm'}.")
     overall = summary["overall"]
     if overall["best_over_ours"] is not None:
         out.append(

@@ -44,7 +44,7 @@ def test_the_summary_says_who_wins_and_leaves_lossy_arms_out_of_the_best() -> No
     assert overall["best"] == "das" and overall["best_over_ours"] == pytest.approx((2 / 2.2 * 4 / 5) ** 0.5)
     assert overall["ours"] == pytest.approx(2**0.5)
     said = " ".join(peer_table.sentences(found))
-    assert "Arms whose whole interval is more than 2 % above it: ngram K=2" in said
+    assert "Arms whose whole interval is more than 2 % above it: `ngram K=2`" in said
     assert peer_table.table("epochs", epochs).row_count == 4
 
 
