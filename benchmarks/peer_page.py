@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Arm
-from benchmarks.peer_arms import NONE, OURS, PEERS, trains
+from benchmarks.peer_arms import OURS, PEERS, trains
 from benchmarks.peer_bias import FOUND, overall
 from benchmarks.peer_load import LATER, WORKLOADS
-from benchmarks.peer_table import COLUMNS, ratio_of, rows, sentences
+from benchmarks.peer_table import COLUMNS, inverted, ratio_of, ratios, rows, sentences
 
 RESULTS = {
     "peers": "A real language model",
@@ -233,7 +233,7 @@ def _goals(result: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:
             frozen = {n: a["over_ours"] for n, a in arms.items() if n.partition(" ")[0] == FROZEN and a["over_ours"]}
             best = max(frozen, key=lambda n: frozen[n]["median"], default="")
             ours = {f"`{n}` at least": ratio_of(best, n, workload, turns) for n in TRAINED if n in arms and best}
-            ours |= {"at least": _reciprocal(frozen[best])} if best else {}
+            ours |= {"at least": inverted(frozen[best])} if best else {}
             what = f"the frozen head, `{best}`"
         else:
             ours, what = {"at least": arms[OURS]["speedup"]} if OURS in arms else {}, "no speculation"
@@ -266,10 +266,6 @@ def _found(epochs: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"All together: z = {z:.1f}, so the bias is {'found' if z > FOUND else 'not found'} (p < 0.001 at {FOUND:g})."
     )
-
-
-def _reciprocal(ratio: Mapping[str, Any]) -> dict[str, Any]:
-    return {"median": 1 / ratio["median"], "low": 1 / ratio["high"], "high": 1 / ratio["low"], "n": ratio["n"]}
 
 
 def _outcome(ratio: Mapping[str, Any], least: float) -> str:
@@ -316,7 +312,7 @@ def figure(workload: str, summary: Mapping[str, Any]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    arms = _beside(summary["arms"])
+    arms = ratios(summary["arms"])
     order = sorted(arms, key=lambda n: arms[n]["median"])
     raw = io.StringIO()
     with matplotlib.rc_context(_RC):
@@ -335,11 +331,3 @@ def figure(workload: str, summary: Mapping[str, Any]) -> str:
         drawn.savefig(raw, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     body = re.sub(r"^.*?<svg", "<svg", raw.getvalue(), flags=re.DOTALL)
     return re.sub(r"[ \t]+$", "", body, flags=re.MULTILINE)
-
-
-def _beside(arms: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Every arm over rollspec's default, by pairs of the two; of no speculation it is the default's own, inverted."""
-    found: dict[str, Mapping[str, Any]] = {n: a["over_ours"] for n, a in arms.items() if a["over_ours"]}
-    if OURS in arms:
-        found |= {OURS: dict.fromkeys(("median", "low", "high"), 1.0), NONE: _reciprocal(arms[OURS]["speedup"])}
-    return found

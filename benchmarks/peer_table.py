@@ -38,26 +38,30 @@ def summarise(turns: Sequence[Turn], lengths: Mapping[str, Any]) -> dict[str, An
             "arms": arms,
             "best": _best(beside(arms)),
             "perfect": perfect(workload, mine, lengths.get(workload, {})),
-            "faster": [n for n, low in _lower_ends(arms).items() if low > TOLERANCE],
+            "faster": [n for n, over in ratios(arms).items() if over["low"] > TOLERANCE],
         }
     return {"workloads": found, "overall": _overall(found)}
 
 
-def beside(arms: Mapping[str, Any]) -> dict[str, float]:
-    """How fast every arm is beside rollspec's default, by pairs of the two.
+def ratios(arms: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Every arm over rollspec's default, by pairs of the two; of no speculation it is the default's own, inverted.
 
     Arms of different heats were not paired with the same turns of `none`, so their speed-ups over it say less.
     """
-    found = {n: a["over_ours"]["median"] for n, a in arms.items() if a["over_ours"]}
+    found: dict[str, Mapping[str, Any]] = {n: a["over_ours"] for n, a in arms.items() if a["over_ours"]}
     if OURS in arms:
-        found |= {OURS: 1.0, NONE: 1.0 / arms[OURS]["speedup"]["median"]}
+        found |= {OURS: dict.fromkeys(("median", "low", "high"), 1.0), NONE: inverted(arms[OURS]["speedup"])}
     return found
 
 
-def _lower_ends(arms: Mapping[str, Any]) -> dict[str, float]:
-    """The least that every other arm is over rollspec's default, no speculation among them."""
-    none = {NONE: 1.0 / arms[OURS]["speedup"]["high"]} if OURS in arms else {}
-    return none | {n: a["over_ours"]["low"] for n, a in arms.items() if a["over_ours"]}
+def beside(arms: Mapping[str, Any]) -> dict[str, float]:
+    """The medians of `ratios`."""
+    return {n: over["median"] for n, over in ratios(arms).items()}
+
+
+def inverted(ratio: Mapping[str, Any]) -> dict[str, Any]:
+    """The same ratio the other way round."""
+    return {"median": 1 / ratio["median"], "low": 1 / ratio["high"], "high": 1 / ratio["low"], "n": ratio["n"]}
 
 
 def _seconds(workload: str, runs: Sequence[Mapping[str, Any]], whole: bool = False) -> list[float]:

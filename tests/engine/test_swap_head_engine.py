@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ALWAYS, bridge, build, call, close, during, generate, promote_all, swap, until
+from engines import ALWAYS, bridge, build, call, close, during, generate, metric, promote_all, swap, until
 from heads import random_head, random_weights
 
 pytestmark = pytest.mark.engine
@@ -68,8 +68,7 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         save_file(payload, poisoned / "model.safetensors")
         out = during(llm, prompts, lambda: swap(llm, poisoned, version=9, canary=False))
         assert out == plain["long"]
-        preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
-        assert preempted and preempted[0] > 0, "the cache was meant to be too small: swaps among preemptions"
+        assert metric(llm, "num_preemptions") > 0, "the cache was meant to be too small: swaps among preemptions"
         assert call(llm, "info")["drafter"]["version"] == 9
         stats = call(llm, "stats")
         assert not stats["faults"]

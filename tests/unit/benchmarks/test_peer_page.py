@@ -95,7 +95,7 @@ def test_the_figure_has_every_arm_and_is_always_the_same() -> None:
 
 def test_the_figure_is_of_ratios_that_all_heats_have() -> None:
     """Over rollspec's default; no speculation has no such ratio of its own, so it is the default's, inverted."""
-    arms = peer_page._beside(peer_table.summarise(TURNS, {})["workloads"]["epochs"]["arms"])
+    arms = peer_table.ratios(peer_table.summarise(TURNS, {})["workloads"]["epochs"]["arms"])
     assert arms["das"]["median"] == pytest.approx(2.0 / 2.2) and arms["rollspec"]["median"] == 1.0
     assert arms["none"]["median"] == pytest.approx(0.5)
     drawn = peer_page.figure("epochs", peer_table.summarise(TURNS, {})["workloads"]["epochs"])

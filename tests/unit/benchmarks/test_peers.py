@@ -157,7 +157,8 @@ def test_a_layer_that_the_target_has_not_is_no_arm(tmp_path: Path) -> None:
 
 def test_the_best_length_of_a_sweep_is_named() -> None:
     def arm(speed: float | None) -> dict[str, Any]:
-        return {"over_ours": None if speed is None else {"median": speed}, "speedup": {"median": 1.2}}
+        speedup = {"median": 1.2, "low": 1.1, "high": 1.3, "n": 6}
+        return {"over_ours": None if speed is None else {"median": speed}, "speedup": speedup}
 
     arms = {
         "none": arm(None),
