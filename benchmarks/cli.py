@@ -122,7 +122,7 @@ def control(
     out: Out = None,
     json: Json = False,
     model: Model = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over the batch sizes.")] = 24,
+    starts: Annotated[int, typer.Option(min=1, help="Pairs: how often engines are started anew.")] = 8,
     head: Annotated[
         Path | None,
         typer.Option(
@@ -137,7 +137,7 @@ def control(
     if head is not None:
         out = out or _file("control-head", str(model), quick)
     sizes = _sizes(batches) if batches else ()
-    _measure("control", json, out, model, quick=quick, rounds=rounds, head=head, batches=sizes)
+    _measure("control", json, out, model, quick=quick, starts=starts, head=head, batches=sizes)
 
 
 @command.command()

@@ -8,7 +8,8 @@ cores share a cache and a memory, a stranger shows: another training on the trai
 trained has a further turn.
 
 All run in vLLM's second model runner, schedule asynchronously and have the same patches. They decode the same requests
-in turn, at a fixed length; every speed-up that is printed elsewhere is to be read beside these ratios.
+in turn, at a fixed length, and are started anew for every pair: of each start the median of its turns counts. Every
+speed-up that is printed elsewhere is to be read beside these ratios.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.drift import CACHE
-from benchmarks.engines import Arm, Engine, Work, alternate, idle_cores
+from benchmarks.engines import Arm, Engine, Work, alternate, anew, idle_cores
 from benchmarks.harness import ROOT, pin, provenance, ratio, save, verdict
 from examples.demo.job import JobSettings, prepare_assets
 from rollspec.machine import TRAINER_CORES
@@ -35,7 +36,8 @@ from rollspec.machine import TRAINER_CORES
 BATCHES = (4, 32)
 LENGTH = 96
 HEAD_LENGTH = 32  # the same, with a head: turns are short, because the machine's speed changes
-ROUNDS = 24
+STARTS = 8
+TURNS = 4  # of each engine
 PAUSE = 2.0  # seconds before each turn in which an engine has nothing to do, where one trains then
 GOAL = 0.02
 """How far from 1 the ratio of times may be."""
@@ -53,7 +55,7 @@ TRAINED = {"drafter.train_when": "always", "drafter.publish_every": 1_000_000}
 
 def run(
     quick: bool = False,
-    rounds: int = ROUNDS,
+    starts: int = STARTS,
     model: Path | None = None,
     head: Path | None = None,
     batches: Sequence[int] = (),
@@ -76,7 +78,7 @@ def run(
             ]
         batches = batches or (BATCHES[:1] if quick else BATCHES)
         length, pause = (HEAD_LENGTH, PAUSE) if head else (LENGTH, 0.0)
-        found = measure(arms, path, batches, length, 3 if quick else rounds, pause)
+        found = measure(arms, path, batches, length, 1 if quick else starts, pause)
     if head is not None:  # what recording and sending cost: both sides have a training on the other core
         found["dedicated over a stranger"] = {
             batch: asdict(ratio(seconds, found["seconds"][STRANGER][batch]))
@@ -121,28 +123,29 @@ class Stranger:
 
 
 def measure(
-    arms: Sequence[Arm], model: str, batches: Sequence[int], length: int, rounds: int, pause: float
+    arms: Sequence[Arm], model: str, batches: Sequence[int], length: int, starts: int, pause: float
 ) -> dict[str, Any]:
     """Every arm's time over that of the first, by batch size, with verdicts; with a pause, that of a stranger, too."""
     console = Console(stderr=True)
     works = {batch: Work([[5, 6, 7, 8 + i] for i in range(batch)], [length] * batch, batch, 0) for batch in batches}
-    engines: list[Engine] = []
-    trained: dict[str, float] = {}
-    try:
-        engines += [Engine(a, model, 256) for a in arms]
+    trained, idle = dict.fromkeys((a.name for a in arms), 0.0), 0.0
+
+    def measured(engines: list[Engine]) -> dict[str, dict[int, list[float]]]:
+        nonlocal idle
         if pause:
             stranger = Stranger(engines[0], model)
             try:
-                seconds = alternate([engines[0], stranger, *engines[1:]], works, rounds, pause)
+                seconds = alternate([engines[0], stranger, *engines[1:]], works, TURNS, pause)
             finally:
                 stranger.end()
         else:
-            seconds = alternate(engines, works, rounds)
-        trained = {e.arm.name: e.cpu_seconds(trainer=True) for e in engines}
-        idle = idle_cores(engines)
-    finally:
-        for engine in engines:
-            engine.close()
+            seconds = alternate(engines, works, TURNS)
+        for e in engines:
+            trained[e.arm.name] += e.cpu_seconds(trainer=True)
+        idle = max(idle, idle_cores(engines))
+        return seconds
+
+    seconds = anew(starts, arms, model, 256, measured)
     first, *others = seconds
     found: dict[str, Any] = {"idle_cores": idle, "seconds": seconds, "trainer_cpu_seconds": trained}
     for name in others:

@@ -1,8 +1,8 @@
 """What the installed plugin costs an engine that did not ask for it: paired, alternating runs of two live engines.
 
 One engine loads rollspec's plugin, which stays inert; the other has it filtered out by `VLLM_PLUGINS`. Both decode
-the same requests in turn, many short rounds, because the machine's noise is larger than what is looked for. What the
-plugin does per process and per engine is timed by itself, without an engine.
+the same requests in turn, many short turns, and are started anew for every pair, because the machine's noise is larger
+than what is looked for. What the plugin does per process and per engine is timed by itself, without an engine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.drift import CACHE
-from benchmarks.engines import Arm, Engine, Work, alternate, idle_cores
+from benchmarks.engines import Arm, Engine, Work, alternate, anew, idle_cores
 from benchmarks.harness import ROOT, pin, provenance, ratio, save
 from examples.demo.job import JobSettings, prepare_assets
 
 MAX_LEN = 256
-ROUNDS = 240
+STARTS, TURNS = 12, 20
 REQUESTS, LENGTH = 8, 32
 
 HOOKS = """
@@ -76,29 +76,25 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
         Arm("installed", environment=patches),
         Arm("filtered", environment={**patches, "VLLM_PLUGINS": "vllm_cpu_v2"}),
     ]
-    rounds = 4 if quick else ROUNDS
+    starts, turns = (1, 4) if quick else (STARTS, TURNS)
     prompts = [[5, 6, 7, 8 + i] for i in range(REQUESTS)]
     work = Work(prompts, [LENGTH] * len(prompts), len(prompts), 0)
-    alone = hooks()
-    engines: list[Engine] = []
-    try:
-        for a in arms:
-            engines.append(Engine(a, assets.model, MAX_LEN))
-        taken = alternate(engines, {0: work}, rounds)
-        for engine in engines:
-            engine.suspend()
-        idle = idle_cores(engines)
-    finally:
-        for engine in engines:
-            engine.resume()
-            engine.close()
-    seconds = {name: by_work[0] for name, by_work in taken.items()}
+    alone, idle = hooks(), 0.0
+
+    def measured(engines: list[Engine]) -> dict[str, dict[int, list[float]]]:
+        nonlocal idle
+        taken = alternate(engines, {0: work}, turns)
+        idle = max(idle, idle_cores(engines))
+        return taken
+
+    seconds = {n: by_work[0] for n, by_work in anew(starts, arms, assets.model, MAX_LEN, measured).items()}
     found = ratio(seconds["installed"], seconds["filtered"])
     result: dict[str, Any] = {
         "benchmark": "inert",
         "provenance": began,
         "finished": {"load": provenance()["load"]},
-        "rounds": rounds,
+        "starts": starts,
+        "turns": turns,
         "requests": REQUESTS,
         "tokens_per_request": LENGTH,
         "installed_over_filtered": asdict(found),

@@ -1,8 +1,8 @@
 """Which arms and pairs of `rollspec bench peers` fit into the minutes.
 
-Engines are started in heats: so many as memory takes are alive at once and take turns, `none` and rollspec's default
-among them, so that every arm has pairs of its own with both. A pair is one turn of an arm and of `none` at a workload
-under one seed, close in time.
+Engines run in heats: so many as memory takes are alive at once and take turns, `none` and rollspec's default among
+them, so that every arm has pairs of its own with both; for every seed they are started anew. A pair is one turn of an
+arm and of `none` at a workload under one seed, close in time.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def estimate(heat: Heat, costs: Costs, recorded: Collection[Cell], training: Map
     turns = sum(costs.turn[w] * (1 + SLOWER) for _, w in heat.cells)
     turns += sum(costs.turn[w] * SLOWER + training.get(a, 0.0) for a, cells in heat.arms.items() for _, w in cells)
     recording = sum(costs.record[w] for s, w in heat.cells if (s, w) not in recorded)
-    starts = (costs.start + costs.warm) * (1 + len(heat.arms))
-    return starts + turns + recording  # none is alive already
+    starts = (costs.start + costs.warm) * len({s for s, _ in heat.cells}) * (2 + len(heat.arms))
+    return starts + turns + recording
 
 
 def heats(

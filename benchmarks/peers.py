@@ -1,9 +1,11 @@
 """Every published method on one engine, side by side: `rollspec bench peers`.
 
 All arms do the same tokens of the same policy: lengths are recorded once without speculation and replayed. Engines of
-a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Ratios
-are of turns that are close in time, and of seconds that were measured. The JSON is written after every turn, and a call
-with the same code, model and settings on the same kind of machine resumes from it.
+a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Every
+seed has engines of its own: two of one arm differ by several percent for as long as they live, so that what one pair of
+engines measures again and again says nothing of the next. Ratios are of turns that are close in time, and of seconds
+that were measured. The JSON is written after every turn, and a call with the same code, model and settings on the same
+kind of machine resumes from it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, trains
 from benchmarks.peer_arms import chosen as of_names
 from benchmarks.peer_bias import Ruled, distance, joined
 from benchmarks.peer_load import EPOCHS, WORKLOADS, Load, drifting, load
-from benchmarks.peer_plan import Costs, Heat, Plan, plan, room
+from benchmarks.peer_plan import Cell, Costs, Heat, Plan, plan, room
 from benchmarks.peer_store import FORMAT, begin, finished
 from benchmarks.peer_table import sentences, summarise, table
 from rollspec.errors import RollspecError
@@ -41,7 +44,7 @@ KEPT = ("seconds", "tokens", "steps", "drafted", "accepted", "after_end", "propo
 
 @dataclass
 class Peers:
-    """One run: `none`'s engine, the result so far, and what is asked for."""
+    """One run: the result so far, and what is asked for."""
 
     policy: Drift
     load: Load
@@ -67,9 +70,12 @@ class Peers:
         none, start, warm = self._guarded(NONE, self._start, self.chosen.arms[NONE])
         try:
             self._record(none, 0)
-            found = self._plan(start, warm, 60 * self.minutes - (time.monotonic() - began))
-            self.console.print(found.text(), highlight=False)
-            self.result["left"] = self.chosen.left | found.left
+        finally:
+            none.close()
+        found = self._plan(start, warm, 60 * self.minutes - (time.monotonic() - began))
+        self.console.print(found.text(), highlight=False)
+        self.result["left"] = self.chosen.left | found.left
+        try:
             with Progress(
                 TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} turns"),
                 TimeElapsedColumn(), console=self.console, transient=True,
@@ -79,9 +85,9 @@ class Peers:
                     if time.monotonic() - began > 60 * self.minutes:
                         self.result["left"] |= dict.fromkeys(heat.arms, "the minutes were over before it began")
                         continue
-                    self._heat(heat, none, lambda text: bar.update(task, advance=1, description=text))
+                    for _, cells in groupby(heat.cells, key=lambda cell: cell[0]):
+                        self._turns(heat, list(cells), lambda text: bar.update(task, advance=1, description=text))
         finally:
-            none.close()
             if self.result["turns"]:
                 self._save()
         for name, epochs in self._lossy.items():
@@ -133,7 +139,7 @@ class Peers:
             finished(self.result["turns"]),
             {(int(s), w) for w, by in self.load.lengths.items() for s in by},
             {a: per_turn for a in arms if trains(self.chosen.arms[a])},
-            1 + room(),  # none's engine is there
+            room(),
         )
 
     def _save(self) -> None:
@@ -178,17 +184,20 @@ class Peers:
                 for d, w in zip(done, self.load.works(name, seed), strict=True)
             ]
 
-    def _heat(self, heat: Heat, none: Any, report: Callable[[str], None]) -> None:
-        """All cells of a heat. An arm that does not start, or ends, is named with its reason; the others continue."""
-        live: dict[str, Any] = {NONE: none}
+    def _turns(self, heat: Heat, cells: Sequence[Cell], report: Callable[[str], None]) -> None:
+        """Cells of one seed, by engines of their own. An arm that does not start, or ends, is named with its reason;
+        the others continue.
+        """
+        live: dict[str, Any] = {}
         try:
-            for name in (OURS, *heat.arms):
+            every = [n for n in (NONE, OURS, *heat.arms) if n not in self.result["failed"]]
+            for name in every if cells[0][0] % 2 == 0 else reversed(every):
                 if (started := self._guarded(name, self._start, self.chosen.arms[name])) is not None:
                     live[name] = started[0]
-            for seed, workload in heat.cells:
-                self._record(none, seed)
+            for seed, workload in cells:
+                self._record(live[NONE], seed)
                 works, turn = self.load.works(workload, seed), {}
-                mine = [n for n in live if (seed, workload) in heat.arms.get(n, heat.cells)]
+                mine = [n for n in every if n in live and (seed, workload) in heat.arms.get(n, heat.cells)]
                 for name in mine if seed % 2 == 0 else reversed(mine):
                     report(f"{workload}, seed {seed}: {name}")
                     turn[name] = self._guarded(name, self._turn, name, live[name], works)
@@ -198,10 +207,9 @@ class Peers:
                 self.result["turns"].append({"seed": seed, "workload": workload, "arms": arms})
                 self._save()
         finally:
-            for name, engine in live.items():
-                if name != NONE:
-                    engine.resume()
-                    engine.close()
+            for engine in live.values():
+                engine.resume()
+                engine.close()
 
     def _guarded(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
         """What `act` returns; None where the arm's engine failed, which is noted. `none` may not fail."""

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from drafter_online.buffer import Buffer
 from drafter_online.cli import app
+from drafter_online.held_out import split
 
 K = 4
 
@@ -52,13 +53,16 @@ def test_it_learns_from_what_the_engine_says_unspeculated(made: dict[str, Any]) 
 def test_vllm_without_rollspec_serves_it(
     model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
+    _, held = split(Buffer.load(Path(made["head"]) / "buffer"), made["hold_out"])
+    unseen = {tuple(s.input_ids[~s.loss_mask].tolist()) for s in held}
     llm = build(model, speculative_config={"method": "eagle3", "model": made["head"], "num_speculative_tokens": K})
     try:
         assert call(llm, "info")["state"] == "off"
-        assert generate(llm, prompts) == plain["greedy"]
+        generate(llm, [list(p) for p in sorted(unseen)], copies=1, limit=80)
         count = {m.name.removeprefix("vllm:spec_decode_num_"): getattr(m, "value", 0) for m in llm.get_metrics()}
         length = 1 + count["accepted_tokens"] / count["drafts"]
         assert length == pytest.approx(made["after"]["acceptance_length"], rel=0.25), (length, made["after"])
+        assert generate(llm, prompts) == plain["greedy"]
     finally:
         close(llm)
 

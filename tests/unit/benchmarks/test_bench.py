@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from installed import needs_vllm
@@ -15,11 +15,13 @@ from benchmarks import (
     bandits,
     cost,
     drift,
+    engines,
     harness,
     propose,
     tuner,
 )
 from benchmarks import cli as bench_cli
+from benchmarks.engines import Arm, Work
 from drafter_online.errors import TrainingError
 from rollspec.errors import RollspecError
 
@@ -99,6 +101,58 @@ def test_a_verdict_needs_the_whole_interval_and_six_pairs() -> None:
     assert harness.verdict(found(*[1.01] * 5), 1.02) == "undecided"
     assert harness.verdict(found(*[1.10] * 6), 1.05, most=False) == "reached"
     assert harness.verdict(found(*[1.01] * 6), 1.05, most=False) == "missed"
+
+
+# ---- engines that take turns ----------------------------------------------------------------------------------------
+
+
+class Fake:
+    """An engine that is as slow as its start made it, and slower in its first two turns."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, arm: Arm, model: str, max_len: int) -> None:
+        self.arm, self.turns, self.running = arm, 0, True
+        self.luck = len(self.log)
+        self.log.append(f"start {arm.name}")
+
+    def run(self, work: Work) -> dict[str, float]:
+        assert self.running
+        self.turns += 1
+        self.log.append(f"turn {self.arm.name}")
+        return {"seconds": self.luck + 100 * (self.turns <= 2) + 0.1 * self.turns}
+
+    def suspend(self) -> None:
+        self.running = False
+
+    def resume(self) -> None:
+        self.running = True
+
+    def close(self) -> None:
+        self.log.append(f"close {self.arm.name}")
+
+
+def test_every_pair_has_engines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "Engine", Fake)
+    monkeypatch.setattr(Fake, "log", log := [])
+    work = Work([[1]], [4], 1, 0)
+    arms = [Arm("off"), Arm("on")]
+    found = engines.anew(2, arms, "model", 64, lambda live: engines.alternate(live, {1: work}, 3))
+    assert [line for line in log if not line.startswith("turn")] == [
+        "start off", "start on", "close off", "close on", "start on", "start off", "close on", "close off",
+    ]  # fmt: skip
+    assert [line[5:] for line in log[2:12]] == ["off", "on", "on", "off"] * 2 + ["off", "on"]
+    # Of three turns that count, the fourth of all is the median; the second start was luckier for neither.
+    lucks = [i for i, line in enumerate(log) if line.startswith("start")]
+    assert found == {"off": {1: [lucks[0] + 0.4, lucks[3] + 0.4]}, "on": {1: [lucks[1] + 0.4, lucks[2] + 0.4]}}
+
+    def fails(live: list[Any]) -> Any:
+        raise RuntimeError("it ended")
+
+    log.clear()
+    with pytest.raises(RuntimeError, match="it ended"):
+        engines.anew(2, arms, "model", 64, fails)
+    assert log == ["start off", "start on", "close off", "close on"]
 
 
 # ---- a model of one's own -------------------------------------------------------------------------------------------

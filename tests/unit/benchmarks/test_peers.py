@@ -257,6 +257,7 @@ class Fake:
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(peers, "provenance", lambda: dict(CLEAN))
+    monkeypatch.setattr(peers, "room", lambda: 6)
     log: list[tuple[str, Work]] = []
 
     def peer(arms: str = "das", broken: str = "", later: str = "", minutes: float = 1e6, **more: Any) -> peers.Peers:
@@ -284,6 +285,9 @@ def test_every_arm_does_the_same_tokens_in_turns(made: Any) -> None:
     for turn in turns:
         assert list(turn["arms"]) == (["none", "rollspec", "das"] if turn["seed"] == 0 else ["das", "rollspec", "none"])
         assert len({json.dumps([r["tokens"] for r in runs]) for runs in turn["arms"].values()}) == 1
+    # Engines of their own for every seed, started the other way round in the next; before them the one that records.
+    starts = [name for name, work in made.log if work.version == 1]
+    assert starts == ["none", "none", "rollspec", "das", "das", "rollspec", "none"]
     epochs = found["summary"]["workloads"]["epochs"]["arms"]
     assert epochs["das"]["speedup"]["median"] == pytest.approx(1.25) and epochs["das"]["speedup"]["n"] == 4
     assert epochs["rollspec"]["speedup"]["median"] == pytest.approx(2.0)
