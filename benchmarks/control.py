@@ -28,8 +28,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.drift import CACHE
-from benchmarks.engines import Arm, Engine, Work, alternate, anew, idle_cores
+from benchmarks.engines import Arm, Engine, Work
 from benchmarks.harness import ROOT, pin, provenance, ratio, save, verdict
+from benchmarks.turns import alternate, anew, idle_cores
 from examples.demo.job import JobSettings, prepare_assets
 from rollspec.machine import TRAINER_CORES
 

@@ -28,8 +28,9 @@ from rich.table import Table
 from benchmarks import probes
 from benchmarks.control import NOTHING
 from benchmarks.drift import CACHE, PROMPTS, SAMPLES, Drift, first_prompts
-from benchmarks.engines import Arm, Engine, Work, idle_cores
+from benchmarks.engines import Arm, Engine, Work
 from benchmarks.harness import QUICK, pin, provenance, ratio, save, verdict
+from benchmarks.turns import idle_cores
 from examples.demo.job import JobSettings, prepare_assets
 from rollspec.errors import RollspecError
 

@@ -23,10 +23,11 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engines import Arm, Engine, Work, idle_cores
+from benchmarks.engines import Arm, Engine, Work
 from benchmarks.harness import pin, provenance, save
 from benchmarks.head_prompts import Prompts
 from benchmarks.head_table import summarise, table
+from benchmarks.turns import idle_cores
 
 DEFAULT = ("none", "suffix", "head", "head, coupled")
 ARMS = (*DEFAULT, "head, 4 passes", "head, coupled greedy", "head, trained", "head, idle")

@@ -93,7 +93,7 @@ def read(run: Run) -> dict[str, Any]:
         "preempt_seconds": run.series("rollspec/drafter/preempt_seconds"),
         "preempt_p99_seconds": run.series("rollspec/drafter/preempt_p99_seconds"),
         "micro_step_seconds": run.series("rollspec/drafter/micro_step_seconds"),
-        "faults": run.series("rollspec/guard/faults"),
+        "faults": run.series("rollspec/faults"),
         **drafter,
     }
 

@@ -51,11 +51,12 @@ them, at another time: **their *over none*, *whole turn* and tokens/s are not co
 of its own pairs, so *over none* of two arms need not divide into *over rollspec*.
 
 Engines cache prefixes, as those of trainers do, and lose them before each epoch or burst, as with new weights: the
-samples of a prompt compute it once. vLLM computes the last cached block of a prompt again in an engine with an EAGLE
-head; rollspec's do not, nor do the arms that are vLLM's own EAGLE-3, or 32 tokens of each prompt, 16 on a GPU, would
-stand against them. Results of commits before f8f968fa are without: there every sample computed its prompt, in every
-arm, which draft tokens save nothing of; and before 2a357d10 every engine took longer, for processes that looked for
-messages too often and for noise of tokens that cannot win.
+samples of a prompt compute it once. With an EAGLE head vLLM recomputes the last cached block of a prompt. All arms here
+switch that off; otherwise arms with a head would compute 32 tokens more per prompt (16 on a GPU). Results of commits
+before f8f968fa are without prefix caching: there every sample computed its prompt, in every arm, of which draft tokens
+save nothing; before 2a357d10 every engine took longer, for processes that looked for messages too often and for noise
+of tokens that cannot win; and before 8406ffce engines were kept from seed to seed, so that pairs are not independent:
+two engines of one arm differ by several percent for as long as they live.
 
 Steps overlap ([how](how-it-works.md#steps-that-overlap)), except in arms that are named beside a result: vLLM starts
 some of its own methods only without. A ratio of such an arm has that in it and does not say which drafts better.
@@ -143,7 +144,7 @@ def _part(
     made, policy, summary = result["provenance"], result["policy"], result["summary"]
     lines = [
         f"## {RESULTS[name]}\n",
-        f"`benchmarks/results/{name}.json`: `{Path(policy['model']).name}`, {policy['made_by']}; commit "
+        f"`benchmarks/results/{name}.json`: {_policy(name, policy)}; commit "
         f"{made['git'][:8]}, {made['time'][:10]}, {made['cpu']}, {made['cores']} cores, vLLM {_version(made)}.\n",
         *[f"- {line}" for line in sentences(summary)],
         *([f"- Steps did not overlap in {_listed(alone)}."] if (alone := _one_by_one(result)) else []),
@@ -184,6 +185,13 @@ def _part(
     if missing := {**result["left"], **{n: f"failed: {why}" for n, why in result["failed"].items()}}:
         lines += ["Not measured:\n", *[f"- {n}: {why}" for n, why in missing.items()], ""]
     return "\n".join(lines)
+
+
+def _policy(name: str, policy: Mapping[str, Any]) -> str:
+    model = Path(policy["model"]).name
+    if name not in REAL:
+        return f"`{model}`, {policy['made_by']}"
+    return f"SmolLM2-135M after supervised warm-up (`{model}`); weights by epoch: {policy['made_by']}"
 
 
 def _cores(result: Mapping[str, Any]) -> list[str]:
@@ -245,7 +253,7 @@ def _goals(result: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:
     overall = summary["overall"]
     if overall["best_over_ours"] and summary["workloads"].keys() >= GOALS.keys():
         ahead = 1.0 / overall["best_over_ours"]
-        goal = f"all workloads, geometric mean: at least {OVERALL:g}x of the best other arm, `{overall['best']}`"
+        goal = f"all workloads, geometric mean: at least {OVERALL:g}x of the best arm beside it, `{overall['best']}`"
         lines.append(f"| {goal} | {ahead:.3f}x | - | {'reached' if ahead >= OVERALL else 'missed'}, no interval |")
     lossless = {w: [n for n in s["faster"] if not PEERS[n].lossy] for w, s in summary["workloads"].items()}
     faster = [f"`{name}` in *{w}*" for w, names in lossless.items() for name in names]

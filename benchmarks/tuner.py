@@ -22,10 +22,11 @@ from rich.console import Console
 
 from benchmarks import probes
 from benchmarks.drift import MAX_LEN, PROMPTS, SAMPLES, Drift, drift, first_prompts
-from benchmarks.engines import Arm, Engine, Work, idle_cores
+from benchmarks.engines import Arm, Engine, Work
 from benchmarks.harness import QUICK, pin, provenance, save
 from benchmarks.peer_load import drifting
 from benchmarks.tuner_table import distance, distances, oracle_table, summarise, table
+from benchmarks.turns import idle_cores
 from rollspec.errors import RollspecError
 
 FIXED = (1, 2, 4, 8, 16)

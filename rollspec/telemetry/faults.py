@@ -1,4 +1,4 @@
-"""Faults that a job survives: what failed is left out, counted for telemetry (`guard/faults`), and logged once."""
+"""Faults that a job survives: what failed is left out, counted for telemetry (`rollspec/faults`), and logged once."""
 
 from __future__ import annotations
 

@@ -125,8 +125,6 @@ _ROWS = (
     ("reuse/identical", "ratio", "gauge", "share of those responses that repeat the old one whole"),
     ("policy/version", "version", "gauge", "policy version the engine samples from"),
     ("policy/spanning", "responses", "gauge", "responses of the step that several policy versions sampled (verl)"),
-    ("guard/faults", "faults", "counter", "faults survived by degrading (each cause is logged once)"),
-    ("guard/faults/<cause>", "faults", "counter", "faults of one cause"),
     ("reuse/lossy", "0/1", "gauge", "1 where rollouts started from old responses (lenient)"),
     ("reuse/bias", "nats", "gauge", "reuse.bias of the lenient rule"),
     ("reuse/verified", "responses", "counter", "old responses scored by the present policy"),
@@ -136,6 +134,8 @@ _ROWS = (
     ("reuse/avg_saved_tokens", "tokens", "gauge", "tokens not generated, mean over rollouts (SPEC-RL)"),
     ("reuse/avg_resp_len", "tokens", "gauge", "length of old responses, mean over rollouts (SPEC-RL)"),
     ("reuse/refused/<cause>", "responses", "counter", "rollouts generated whole for one cause"),
+    ("faults", "faults", "counter", "faults survived by degrading (each cause is logged once)"),
+    ("faults/<cause>", "faults", "counter", "faults of one cause"),
     ("health/logprob_gap", "nats", "gauge", "mean |log p engine - log p trainer| of sampled tokens"),
     ("health/logprob_corr", "ratio", "gauge", "correlation of engine and trainer probabilities"),
     ("health/nan_logprobs", "tokens", "counter", "sampled tokens whose log-prob the engine gave as NaN"),
@@ -184,10 +184,10 @@ def to_metrics(s: EngineStats) -> dict[str, float]:
         "history/evicted": s.evicted,
         "history/rewarded": s.rewarded,
         "policy/version": s.version,
-        "guard/faults": sum(s.faults.values()),
         "guard/alarms": s.alarms,
         "guard/recoveries": s.recoveries,
         "guard/off": len(s.drafters_off),
+        "faults": sum(s.faults.values()),
         "tuner/seconds": s.tuner_seconds,
         "tuner/cost_skipped": s.cost_skipped,
     }
@@ -195,7 +195,7 @@ def to_metrics(s: EngineStats) -> dict[str, float]:
         found["tuner/cost_error"] = s.cost_error
     found |= {f"accept/drafted/{source}": drafted for source, (_, drafted, _) in sorted(s.by_source.items())}
     # A slash would open a new group in the trainer's logger.
-    found |= {f"guard/faults/{cause.replace('/', '.')}": n for cause, n in sorted(s.faults.items())}
+    found |= {f"faults/{cause.replace('/', '.')}": n for cause, n in sorted(s.faults.items())}
     found |= {f"drafter/{name}": value for name, value in (s.drafter | s.drafter_levels).items()}
     if s.passes:
         found |= {"drafter/passes": s.passes, "drafter/pass_seconds": s.pass_seconds}

@@ -61,5 +61,5 @@ def engine_metrics(answers: Sequence[Mapping[str, Any]], faults: Mapping[str, in
     mine = EngineStats(speculating=False, faults={**faults, **({NO_ANSWER: silent} if silent else {})})
     measured = to_metrics(EngineStats.merge([*parts, mine]))
     if silent and not parts:  # nothing was measured, which is not the same as zero
-        return {name: value for name, value in measured.items() if name.startswith("rollspec/guard/")}
+        return {name: value for name, value in measured.items() if name.startswith("rollspec/faults")}
     return measured

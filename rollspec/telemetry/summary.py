@@ -26,7 +26,7 @@ GAP = ("rollspec/health/logprob_gap", "training/rollout_probs_diff_mean")
 CORR = ("rollspec/health/logprob_corr", "training/rollout_actor_probs_pearson_corr")
 ESS_TOKEN, ESS_SEQUENCE = "rollspec/health/ess_token", "rollspec/health/ess_sequence"
 OVERLAP, CHANCE = "rollspec/health/epoch_overlap", "rollspec/health/epoch_overlap_chance"
-WARNINGS, FAULTS = "rollspec/health/warnings", "rollspec/guard/faults"
+WARNINGS, FAULTS = "rollspec/health/warnings", "rollspec/faults"
 SPECULATING, ENGINE_TIME = "rollspec/rollout/speculating", "rollspec/rollout/engine_seconds"
 MODELLED, CLOCK = "rollspec/tuner/modelled_seconds/", "rollspec/tuner/clock_seconds/"
 # verl's phases of a step that do not contain each other.

@@ -24,7 +24,7 @@ PREFIXES: dict[str, dict[str, str]] = {"": {}, "train/": {"step_metric": "train/
 HARM, HARM_REPORTS = 0.97, 3
 """Speculation costs time: a modelled speed-up below this in that many reports in a row."""
 
-CAUSES = "rollspec/guard/faults/"
+CAUSES = "rollspec/faults/"
 WAIT_SECONDS = 300
 """W&B drops an alert of the same title within this time."""
 
@@ -79,7 +79,7 @@ class WandbWatch:
         slower = 1 / max(speedup or 1.0, 1e-9)
         found = (
             (lost, "ERROR", "NaN log-probs", f"{lost:.0f} sampled tokens have a log-prob of NaN."),
-            (value("guard/faults"), "WARN", "degraded",
+            (value("faults"), "WARN", "degraded",
              f"Something failed and was left out: {causes or 'see the log'}."),
             (value("guard/alarms"), "WARN", "acceptance collapsed",
              f"A drafter was switched off because too little was accepted (rate {rate:.2f})."),

@@ -17,7 +17,7 @@ OVERVIEW = (
     "rollspec/accept/length",
     "rollspec/accept/rate",
     "rollspec/rollout/speculating",
-    "rollspec/guard/faults",
+    "rollspec/faults",
 )
 """Shown large, on top."""
 

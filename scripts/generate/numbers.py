@@ -8,10 +8,12 @@ file, so that the mark of a stale one stands beside the number. Links are writte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
 from benchmarks.harness import step_ms
+from benchmarks.peer_arms import PEERS
 from benchmarks.stale import RESULTS
 from scripts.generate.cells import (
     both,
@@ -31,6 +33,7 @@ from scripts.generate.headline import (
     CONTROLS,
     DEMO,
     IF_MACHINE,
+    WORKLOADS,
     Row,
     epochs,
     headline,
@@ -297,6 +300,21 @@ def peers_demo() -> str:
     return f"rollspec's default over no speculation: {', '.join(parts)} ({at})."
 
 
+def here(arm: str) -> str:
+    """An arm of `bench peers` over rollspec's default by workload, of the real model and of the demo's policy; what was
+    measured last of either.
+    """
+    said = []
+    for what, names in (("", ("peers", "peers-published")), ("demo ", ("peers-demo",))):
+        for found in filter(None, map(load, names)):
+            arms = {w: s["arms"].get(arm) for w, s in found["summary"]["workloads"].items()}
+            over = {w: a["over_ours"]["median"] for w, a in arms.items() if a and a["over_ours"]}
+            if over:
+                said.append(what + " / ".join(f"{over[w]:.2f}x" if w in over else "-" for w in WORKLOADS))
+                break
+    return "; ".join(said) or "not measured"
+
+
 def demo_pairs() -> str:
     """What the demo gave before the newest pair."""
     if (found := load("demo-pairs")) is None:
@@ -327,6 +345,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 INLINE: dict[str, Callable[[], str]] = {
     "control-cost": control_cost, "control-times": control_times, "demo-pairs": demo_pairs, "peers-demo": peers_demo,
     "replicas": replicas, "lengths": lengths, "calibration": calibration,
+    **{f"here-{arm}": partial(here, arm) for arm in PEERS},
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ OVERVIEW: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("acceptance: measured, predicted, at most", ("accept/rate", "accept/predicted", "accept/max_acceptance")),
     ("what is drafted: share of steps per arm", ("tuner/arm/<arm>",)),
     ("versions of the drafter: promoted, rolled back", ("drafter/promoted", "drafter/rolled_back")),
-    ("alarms and faults", ("guard/alarms", "guard/faults")),
+    ("alarms and faults", ("guard/alarms", "faults")),
     ("engine and trainer: log-prob gap", ("health/logprob_gap",)),
 )
 """(title, metrics) of the panels on top: what an alert is about, and what it costs or gains."""

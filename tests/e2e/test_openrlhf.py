@@ -57,4 +57,4 @@ def test_its_actors_speculate_and_are_measured(run_bounded: Callable[..., Any], 
     assert second["rollspec/accept/accepted"] > 0
     assert second["rollspec/accept/length"] > first["rollspec/accept/length"], "the second step drafts from the first"
     assert [s["rollspec/policy/version"] for s in result["steps"]] == [0, 0, 1], "loading weights is a new version"
-    assert all(s["rollspec/guard/faults"] == 0 for s in result["steps"])
+    assert all(s["rollspec/faults"] == 0 for s in result["steps"])

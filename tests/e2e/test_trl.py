@@ -64,7 +64,7 @@ def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: P
     assert len(steps) == 4
     for i, row in enumerate(steps):
         assert row["rollspec/rollout/speculating"] == 1.0
-        assert row["rollspec/guard/faults"] == 0
+        assert row["rollspec/faults"] == 0
         assert row["rollspec/policy/version"] == i, "the trainer's step is the policy version"
         assert row["rollspec/history/rewarded"] == 16
         assert row["rollspec/health/nan_logprobs"] == 0
@@ -100,7 +100,7 @@ def test_a_head_is_trained_beside_a_trl_job_and_resumes(
     steps = [row for row in result["log"] if "loss" in row]
     assert len(steps) == 4, text[-3000:]
     for row in steps:
-        assert row["rollspec/guard/faults"] == 0, logged(text)
+        assert row["rollspec/faults"] == 0, logged(text)
         assert row["rollspec/health/logprob_corr"] > 0.999
     total = young_head.totals(steps, "captured", "sent", "passes", "train_steps", "swaps")
     assert total["captured"] >= 32 and total["sent"] > 0 and total["train_steps"] > 0, total
@@ -113,7 +113,7 @@ def test_a_head_is_trained_beside_a_trl_job_and_resumes(
     number = young_head.promote_by_hand(Versions(saved / "versions"))
     ((resumed, again),) = ran(run_bounded, tmp_path, model, "head_resume")
     (row,) = [row for row in resumed["log"] if row.get("step") == 5 and "loss" in row]
-    assert row["rollspec/guard/faults"] == 0, logged(again)
+    assert row["rollspec/faults"] == 0, logged(again)
     head = resumed["info"]["drafter"]
     assert head["version"] >= number and head["training"]["error"] is None, head
 
@@ -131,7 +131,7 @@ def test_tools_in_trls_own_loop(run_bounded: Callable[..., Any], tmp_path: Path)
     steps = [row for row in result["log"] if "loss" in row]
     assert len(steps) == 4, text[-3000:]
     for row in steps:
-        assert row["rollspec/guard/faults"] == 0 and row["rollspec/reward/mean"] > 0.1
+        assert row["rollspec/faults"] == 0 and row["rollspec/reward/mean"] > 0.1
         assert row["rollspec/health/logprob_corr"] > 0.999
         assert row["tools/call_frequency"] > 1 and row["tools/failure_frequency"] < 0.2
         # A last turn that is cut to the completion's length is not what the engine sampled.

@@ -96,7 +96,7 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
     steps = metrics_of(job)[:4]
     for row in steps:
         assert row["rollspec/rollout/speculating"] == 1.0
-        assert row["rollspec/guard/faults"] == 0
+        assert row["rollspec/faults"] == 0
         assert row["rollspec/health/logprob_corr"] > 0.999
         assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
         assert row["rollspec/history/rewarded"] == 32
@@ -153,7 +153,7 @@ def test_ppo_with_a_critic_and_kept_noise(make: Callable[..., Job], tmp_path: Pa
     job, steps = ppo(make, tmp_path, True, train_prompts=8, epochs=2)
     first, second = steps
     for row in steps:
-        assert row["rollspec/reuse/correlated"] == 1.0 and row["rollspec/guard/faults"] == 0
+        assert row["rollspec/reuse/correlated"] == 1.0 and row["rollspec/faults"] == 0
         assert row["rollspec/health/ess_token"] > 0.99
     assert second["rollspec/reuse/share"] > 0 and "rollspec/health/epoch_overlap" not in first
     assert second["rollspec/health/epoch_overlap"] > second["rollspec/health/epoch_overlap_chance"]
@@ -182,7 +182,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     steps = metrics_of(job)
     assert len(steps) == 3
     for row in steps:
-        assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
+        assert row["rollspec/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
     total = young_head.totals(steps, *DRAFTER_SUMS)
     assert 80 <= total["captured"] <= 96 and total["passes"] > 0, total
     assert total["train_steps"] > 0 and 0 < total["used_seconds"] <= total["idle_seconds"], total
@@ -207,7 +207,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     again = dataclasses.replace(again, total_steps=2)
     run_job(again, timeout=600, stall=600)
     row, last = metrics_of(again)
-    assert row["rollspec/guard/faults"] == last["rollspec/guard/faults"] == 0
+    assert row["rollspec/faults"] == last["rollspec/faults"] == 0
     kept = steps[-1]["rollspec/history/prompts"]
     assert row["rollspec/history/prompts"] >= kept, "the checkpoint's history was not loaded"
     assert last["rollspec/drafter/version"] >= number, "the checkpoint's drafter was not taken"
@@ -223,7 +223,7 @@ def test_the_policys_training_pass_teaches_the_head(make: Callable[..., Job], tm
     steps = metrics_of(job)
     assert len(steps) == 4
     for row in steps:
-        assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
+        assert row["rollspec/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
         assert row["rollspec/drafter/policy_dropped"] == 0 and 0 < row["rollspec/drafter/policy_share"] < 0.5
     total = young_head.totals(steps, "captured", "policy_samples", "swaps")
     assert total["captured"] == 0 and total["policy_samples"] >= 48, total
@@ -242,7 +242,7 @@ def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
     first, second = metrics_of(job)
     for row in (first, second):
         assert row["rollspec/reuse/lossy"] == (row is second) and row["rollspec/reuse/bias"] == 0.5
-        assert row["rollspec/guard/faults"] == 0
+        assert row["rollspec/faults"] == 0
         assert row["rollspec/health/ess_token"] > 0.99 and row["rollspec/health/logprob_corr"] > 0.99
     assert "rollspec/reuse/skip_ratio" not in first
     assert second["rollspec/reuse/verified"] == 32

@@ -149,7 +149,7 @@ def check(
         # Of two rollouts of a prompt that said the same in two engines, each finds its reward in both.
         same = sum(n for n in Counter(map(tuple, sizes["keys"])).values() if n > 1) if len(histories) > 1 else 0
         assert 0 <= row["rollspec/history/rewarded"] - PROMPTS * N <= same
-        assert row["rollspec/guard/faults"] == 0 and "rollspec/rollout/wait_share" in row
+        assert row["rollspec/faults"] == 0 and "rollspec/rollout/wait_share" in row
     # What was sampled and is trained by the first policy; later rollouts are older than what they train.
     assert rows[0]["rollspec/health/logprob_corr"] > 0.999
     assert rows[0][CORRELATION] > 0.999
@@ -204,7 +204,7 @@ def test_every_token_is_of_the_version_whose_weights_said_it(run: Any, tmp_path:
     """By a mark in the weights, whatever the trainer notes; the policy that is trained stays without."""
     more, program = MARKED[mode]
     rows, histories, _ = run(tmp_path / "job", *more, program=program, marked=True)
-    assert not any(row.get("rollspec/guard/faults") for row in rows)
+    assert not any(row.get("rollspec/faults") for row in rows)
     wrong, seen, responses, spanning = [], set(), 0, 0
     for prompt, entry in chain(*histories):
         for r in entry.responses:
@@ -269,7 +269,7 @@ def trained_and_resumed(run: Any, tmp_path: Path, *mode: str, head: str) -> dict
     number = young_head.promote_by_hand(Versions(saved / "versions"))
     resume, more = "trainer.resume_mode=auto", (*RESUMED_HEAD, f"drafter.mode={head}")
     again, _, _ = run(tmp_path / "again", *mode, resume, more=more, steps=HEAD_STEPS + 2, done=HEAD_STEPS)
-    assert [row["rollspec/guard/faults"] for row in again] == [0, 0]
+    assert [row["rollspec/faults"] for row in again] == [0, 0]
     assert again[0]["rollspec/history/prompts"] >= rows[-1]["rollspec/history/prompts"], "no history was loaded"
     assert again[0]["rollspec/policy/version"] >= rows[-1]["rollspec/policy/version"]
     assert again[-1]["rollspec/drafter/version"] >= number, "the checkpoint's head was not taken"
@@ -305,7 +305,7 @@ def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     rows, histories, noted = run(tmp_path / "job", *mode, more=(*HEAD, "drafter.mode=dedicated"), program=RECIPE)
     ours = [row for row in rows if "rollspec/policy/version" in row]
     assert len(ours) >= STEPS, [sorted(row) for row in rows]
-    assert not any(row["rollspec/guard/faults"] for row in ours)
+    assert not any(row["rollspec/faults"] for row in ours)
     versions = [row["rollspec/policy/version"] for row in ours]
     assert versions == sorted(set(versions)) and versions[-1] >= STEPS
     corr = [row[CORRELATION] for row in rows if CORRELATION in row]
@@ -324,7 +324,7 @@ def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     longer = (*mode, "trainer.resume_mode=auto", f"rollout.total_rollout_steps={PROMPTS * (done + 3)}")
     rows, histories, _ = run(tmp_path / "again", *longer, more=taken, program=RECIPE, steps=done + 3, done=done)
     again = [row for row in rows if "rollspec/policy/version" in row]
-    assert again and not any(row["rollspec/guard/faults"] for row in again)
+    assert again and not any(row["rollspec/faults"] for row in again)
     assert min(row["rollspec/policy/version"] for row in again) >= done, "versions go on"
     assert again[0]["rollspec/history/prompts"] == 2 * PROMPTS, "no history was loaded"
     assert again[-1]["rollspec/drafter/version"] >= number, "the checkpoint's head was not taken"

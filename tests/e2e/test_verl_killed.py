@@ -160,7 +160,7 @@ def test_it_ends_by_its_own_error_and_resumes_with_the_same_head(start: Callable
             assert it.store.events()[: len(before)] == before, "another head than the checkpoint's was trained"
             assert same(weights, tensors(it.store))
             for row in it.steps:
-                assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
+                assert row["rollspec/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
             assert it.steps[-1]["rollspec/drafter/version"] > last, "its versions are not swapped in"
             if not point:
                 break

@@ -34,7 +34,7 @@ def test_tools_in_verls_agent_loop(tmp_path: Path) -> None:
     lengths = [json.loads(line) for line in (job.folder / "lengths.jsonl").read_text().splitlines()]
     assert len(steps) == len(lengths) == 4
     for row, sizes in zip(steps, lengths, strict=True):
-        assert row["rollspec/guard/faults"] == 0 and row["rollspec/reward/mean"] > 0.1
+        assert row["rollspec/faults"] == 0 and row["rollspec/reward/mean"] > 0.1
         assert row["rollspec/health/logprob_corr"] > 0.999
         assert row["num_turns/mean"] > 3  # a question, and a call, its answer, and what follows
         turns = sizes["keys"]

@@ -296,7 +296,7 @@ def trl_job(run_bounded: Callable[..., Any], server: str, model: Path, folder: P
     assert [row["rollspec/policy/version"] for row in steps] == [0, 1, 2]
     for row in steps:
         assert row["rollspec/history/rewarded"] == 8
-        assert row["rollspec/guard/faults"] == 0, {k: v for k, v in row.items() if "fault" in k}
+        assert row["rollspec/faults"] == 0, {k: v for k, v in row.items() if "fault" in k}
         assert row["rollspec/health/nan_logprobs"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
     return result
 

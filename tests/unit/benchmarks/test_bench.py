@@ -15,10 +15,10 @@ from benchmarks import (
     bandits,
     cost,
     drift,
-    engines,
     harness,
     propose,
     tuner,
+    turns,
 )
 from benchmarks import cli as bench_cli
 from benchmarks.engines import Arm, Work
@@ -133,11 +133,11 @@ class Fake:
 
 
 def test_every_pair_has_engines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "Engine", Fake)
+    monkeypatch.setattr(turns, "Engine", Fake)
     monkeypatch.setattr(Fake, "log", log := [])
     work = Work([[1]], [4], 1, 0)
     arms = [Arm("off"), Arm("on")]
-    found = engines.anew(2, arms, "model", 64, lambda live: engines.alternate(live, {1: work}, 3))
+    found = turns.anew(2, arms, "model", 64, lambda live: turns.alternate(live, {1: work}, 3))
     assert [line for line in log if not line.startswith("turn")] == [
         "start off", "start on", "close off", "close on", "start on", "start off", "close on", "close off",
     ]  # fmt: skip
@@ -151,7 +151,7 @@ def test_every_pair_has_engines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
     log.clear()
     with pytest.raises(RuntimeError, match="it ended"):
-        engines.anew(2, arms, "model", 64, fails)
+        turns.anew(2, arms, "model", 64, fails)
     assert log == ["start off", "start on", "close off", "close on"]
 
 

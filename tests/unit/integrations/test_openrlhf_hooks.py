@@ -83,7 +83,7 @@ def test_a_step_reports_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "collect", lambda pending: [STATS, {"error": "gone"}])
     status, step = trainer_module()().train_step(None, 4)
     assert step == 5 and status["theirs"] == 1
-    assert status["rollspec/accept/rate"] == 0.5 and status["rollspec/guard/faults"] == 1
+    assert status["rollspec/accept/rate"] == 0.5 and status["rollspec/faults"] == 1
 
 
 def test_a_failure_leaves_the_step_as_it_was(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

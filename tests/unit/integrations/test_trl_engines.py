@@ -82,7 +82,7 @@ def test_disabled_asks_nothing(tmp_path: Path) -> None:
     t.log({"loss": 0.1})
     assert llm.calls == []
     assert set(t.logged[0]) >= {"rollspec/rollout/generation_share", "rollspec/length/p50"}
-    assert "rollspec/guard/faults" not in t.logged[0]
+    assert "rollspec/faults" not in t.logged[0]
 
 
 @pytest.mark.parametrize(("version", "says"), [("1.15.0", "outside the tested range"), (None, "not installed")])

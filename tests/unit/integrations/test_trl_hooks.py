@@ -139,7 +139,7 @@ def test_a_failing_hook_is_logged_once_and_counted(
     monkeypatch.undo()
     assert len(caplog.records) == 1 and "rollouts failed" in caplog.text
     t.log({"loss": 0.1})
-    assert t.logged[0]["rollspec/guard/faults/rollouts"] == 2
+    assert t.logged[0]["rollspec/faults/rollouts"] == 2
 
 
 def test_the_turns_of_a_rollout_are_marked_and_all_of_them_get_its_reward(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[
     op, (first, second) = calls.pop()
     assert op == "rewards" and first == second and len(first["items"]) == 3
     out = asyncio.run(actor.reset_staleness())
-    assert out["fully_async/rollouter/idle_ratio"] == 0.5 and out["rollspec/guard/faults"] == 0
+    assert out["fully_async/rollouter/idle_ratio"] == 0.5 and out["rollspec/faults"] == 0
     assert out["rollspec/accept/drafted"] == 10 and out["rollspec/reward/mean"] == pytest.approx(0.75)
     assert out["rollspec/policy/spanning"] == 2
     assert "rollspec/reward/mean" not in asyncio.run(actor.reset_staleness()), "nothing was rolled out since"
@@ -179,7 +179,7 @@ def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[
         config.resume_mode, before = mode, len(calls)
         actor.load_checkpoint()
         assert calls[before:] == [loaded] * done, mode
-    assert asyncio.run(actor.reset_staleness())["rollspec/guard/faults"] == 0
+    assert asyncio.run(actor.reset_staleness())["rollspec/faults"] == 0
     with pytest.raises(RuntimeError, match="the job's own error"):
         asyncio.run(actor.fit())
     assert calls[-1] == ("tidy", 2)
@@ -206,4 +206,4 @@ def test_a_fault_of_ours_is_counted_and_left_out(
     actor = rollouter(tmp_path)
     monkeypatch.setattr(Rollouts, "of", lambda batch: 1 / 0)
     asyncio.run(actor._process_single_sample_streaming(rollout_sample()))
-    assert asyncio.run(actor.reset_staleness())["rollspec/guard/faults"] == 1
+    assert asyncio.run(actor.reset_staleness())["rollspec/faults"] == 1

@@ -158,16 +158,16 @@ def test_metrics_are_merged_over_replicas_and_into_verls_own(tmp_path: Path) -> 
     assert out["theirs"] == 1
     assert out["rollspec/accept/drafted"] == 20 and out["rollspec/rollout/speculating"] == 1.0
     assert out["rollout/spec_accept_rate"] == 0.5 and out["rollout/spec_accept_length"] == 1 + 10 / 8
-    assert out["rollspec/guard/faults"] == 0 and out["rollspec/policy/version"] == 3
+    assert out["rollspec/faults"] == 0 and out["rollspec/policy/version"] == 3
     assert "rollspec/rollout/generation_share" in out
 
 
 def test_a_silent_or_dead_replica_is_counted_and_the_others_still_measured(tmp_path: Path) -> None:
     cls = module().PPOTrainer
     out = cls(tmp_path, Handle({"stats": STATS}), Handle({"stats": None}))._consume_sync_metrics()
-    assert out["rollspec/accept/drafted"] == 10 and out["rollspec/guard/faults"] == 1
+    assert out["rollspec/accept/drafted"] == 10 and out["rollspec/faults"] == 1
     out = cls(tmp_path, Handle({"stats": ActorDiedError()}))._consume_sync_metrics()
-    assert out["rollspec/guard/faults"] == 1
+    assert out["rollspec/faults"] == 1
     assert "rollspec/accept/drafted" not in out, "what was not measured is not zero"
 
 
@@ -182,7 +182,7 @@ def test_disabled_asks_no_server(tmp_path: Path) -> None:
 def test_another_rollout_engine_is_left_alone_with_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = module().PPOTrainer(tmp_path, like("ray.actor:ActorHandle"), name="sglang")
     with caplog.at_level(logging.WARNING, "rollspec"):
-        assert "rollspec/guard/faults" not in trainer._consume_sync_metrics()
+        assert "rollspec/faults" not in trainer._consume_sync_metrics()
     assert "rollout.name=sglang" in caplog.text
     assert trainer.fit(agent_loops()) == "fitted"
 
@@ -201,8 +201,8 @@ def test_a_failing_hook_is_logged_once_and_counted(
         assert trainer._compute_advantage("batch", metrics={}) == "batch"
     assert capsys.readouterr().out.count("rollouts failed") == 1
     out = trainer._consume_sync_metrics()
-    assert out["rollspec/guard/faults/rollouts"] == 2
-    assert trainer._consume_sync_metrics()["rollspec/guard/faults"] == 0
+    assert out["rollspec/faults/rollouts"] == 2
+    assert trainer._consume_sync_metrics()["rollspec/faults"] == 0
 
 
 def test_the_health_of_the_rollouts_reaches_verls_logger(
@@ -252,7 +252,7 @@ def test_mini_batches_of_one_step_are_measured_together(tmp_path: Path, monkeypa
     assert [op for op, _ in handle.calls] == ["rewards", "rewards"], "at once"
     out = trainer._consume_sync_metrics()
     assert out["rollspec/reward/mean"] == 0.75 and out["rollspec/length/max"] == 9
-    assert out["rollspec/policy/spanning"] == 1 and out["rollspec/guard/faults"] == 0
+    assert out["rollspec/policy/spanning"] == 1 and out["rollspec/faults"] == 0
     assert "rollspec/rollout/wait_share" in out and "rollspec/rollout/generation_share" not in out
     (line,) = (tmp_path / "lengths.jsonl").read_text().splitlines()
     row = json.loads(line)

@@ -56,8 +56,8 @@ def test_counters_add_up_and_gauges_are_the_latest() -> None:
     assert value("rollspec_accept_rate") == 0.5
     assert value("rollspec_accept_rate_by_drafter", drafter="suffix") == 0.5
     assert value("rollspec_accept_position", position="1") == pytest.approx(2 / 3)
-    assert value("rollspec_guard_faults_total") == 4
-    assert value("rollspec_guard_faults_by_cause_total", cause="history") == 4
+    assert value("rollspec_faults_total") == 4
+    assert value("rollspec_faults_by_cause_total", cause="history") == 4
     assert value("rollspec_tuner_arm", arm="none") == 1
 
 
@@ -198,16 +198,16 @@ class Run:
 def test_alerts_only_for_what_deserves_one(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run()
     watch = WandbWatch()
-    watch.observe({"rollspec/guard/faults": 1})  # no run is active
+    watch.observe({"rollspec/faults": 1})  # no run is active
     monkeypatch.setattr(wandb_run, "active_run", lambda: run)
-    good = {"rollspec/accept/rate": 0.5, "rollspec/rollout/speedup": 1.3, "rollspec/guard/faults": 0}
+    good = {"rollspec/accept/rate": 0.5, "rollspec/rollout/speedup": 1.3, "rollspec/faults": 0}
     watch.observe(good)
     assert run.alerts == []
     assert run.defined["rollspec/accept/rate"] == {"summary": "mean,last"}
     assert run.defined["train/rollspec/accept/rate/*"]["step_metric"] == "train/global_step"
     assert len(run.defined) == 2 * len(TABLE)
     watch.observe({**good, "rollspec/guard/alarms": 1})
-    watch.observe({**good, "rollspec/guard/faults": 2, "rollspec/guard/faults/history": 2})
+    watch.observe({**good, "rollspec/faults": 2, "rollspec/faults/history": 2})
     watch.observe({**good, "rollspec/health/nan_logprobs": 3})
     assert [t.split(": ")[1] for t in run.alerts] == ["acceptance collapsed", "degraded", "NaN log-probs"]
     watch.observe({**good, "rollspec/drafter/promoted": 2, "rollspec/drafter/rolled_back": 0})
@@ -239,7 +239,7 @@ def test_an_offline_run_has_the_alerts_in_its_file(tmp_path: Path) -> None:
 import sys, wandb
 from rollspec.telemetry.wandb_run import WandbWatch
 run = wandb.init(project="p", mode="offline", dir=sys.argv[1], settings=wandb.Settings(silent=True, console="off"))
-WandbWatch().observe({"rollspec/guard/faults": 1})
+WandbWatch().observe({"rollspec/faults": 1})
 run.finish()
 """
     out = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=120)

@@ -35,7 +35,7 @@ def test_everything_emitted_has_a_row() -> None:
     )  # fmt: skip
     emitted = to_metrics(stats)
     assert [name for name in emitted if find(name) is None] == []
-    assert emitted["rollspec/guard/faults/history.save"] == 2
+    assert emitted["rollspec/faults/history.save"] == 2
     assert find("rollspec/accept/rate/suffix").name == "rollspec/accept/rate/<drafter>"
     assert find("rollspec/nothing") is None
 
