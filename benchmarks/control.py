@@ -65,7 +65,7 @@ def run(
     """Print the ratios and save them; with `head`, those of training beside its engine. `batches`: `BATCHES` if none
     are given.
     """
-    pin(apart=head is not None)
+    pin(apart=True)  # as `peers` and `harm`
     began = provenance()
     path = str(model) if model else prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
     with tempfile.TemporaryDirectory(prefix="rollspec-control-", ignore_cleanup_errors=True) as folder:

@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from benchmarks.prefixes import Prefixes
 from benchmarks.probes import ledger
+from rollspec.engine.vllm.compat import V2_SWITCH
 from rollspec.machine import native_dtype
 
 START_SECONDS = 240.0
@@ -187,6 +188,8 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
     )
     try:
+        if os.environ.get(V2_SWITCH) == "0":
+            llm.collective_rpc(_expand_right)
         prefixes = Prefixes.of(llm, arm.rollspec)
         pipe.send({"overlapping": overlapping})
         while (work := pipe.recv()) is not None:
@@ -329,6 +332,20 @@ def _load_weights(worker: Any, path: str) -> None:
     from safetensors.torch import load_file
 
     worker.model_runner.model.load_weights(list(load_file(path).items()))
+
+
+def _expand_right(worker: Any) -> None:
+    """On a CPU vLLM's first model runner scales logits of draft tokens by temperatures that nothing has written, and so
+    samples another distribution (vllm-project/vllm#55005).
+    """
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(x: Any, ends: Any, tokens: int, replace_from: float = 0, replace_to: float = 0) -> Any:
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        return torch.where(x == replace_from, replace_to, x).repeat_interleave(counts, output_size=tokens)
+
+    rejection_sampler.expand_batch_to_tokens = expand
 
 
 def _forget(worker: Any) -> None:
