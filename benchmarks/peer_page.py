@@ -12,7 +12,7 @@ from benchmarks.engines import Arm
 from benchmarks.peer_arms import OURS, PEERS, trains
 from benchmarks.peer_bias import FOUND, overall
 from benchmarks.peer_load import LATER, WORKLOADS
-from benchmarks.peer_table import COLUMNS, inverted, ratio_of, ratios, rows, sentences
+from benchmarks.peer_table import COLUMNS, counted, inverted, ratio_of, ratios, rows, sentences
 
 RESULTS = {
     "peers": "A real language model",
@@ -256,14 +256,18 @@ def _goals(result: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:
         goal = f"all workloads, geometric mean: at least {OVERALL:g}x of the best arm beside it, `{overall['best']}`"
         lines.append(f"| {goal} | {ahead:.3f}x | - | {'reached' if ahead >= OVERALL else 'missed'}, no interval |")
     lossless = {w: [n for n in s["faster"] if not PEERS[n].lossy] for w, s in summary["workloads"].items()}
-    faster = [f"`{name}` in *{w}*" for w, names in lossless.items() for name in names]
+    over = {w: ratios(s["arms"]) for w, s in summary["workloads"].items()}
+    faster = {f"`{name}` in *{w}*": over[w][name]["n"] for w, names in lossless.items() for name in names}
     pairs = [a["over_ours"]["n"] for s in summary["workloads"].values() for a in s["arms"].values() if a["over_ours"]]
     if pairs:
         few, most = min(pairs), max(pairs)
         spread = f"{few} to {most}" if few < most else str(few)
-        says = "missed" if faster else "reached" if few >= SIX else f"so far none; {few} pairs show little"
+        says = "reached" if few >= SIX else f"so far none; {counted(few)} show little"
+        if faster:
+            known = max(faster.values()) >= SIX
+            says = "missed" if known else f"missed so far, of {counted(max(faster.values()))}"
         goal = "no lossless arm more than 2 % ahead with its whole interval"
-        lines.append(f"| {goal} | {_listed(faster) or 'no arm'} | {spread} | {says} |")
+        lines.append(f"| {goal} | {_listed([*faster]) or 'no arm'} | {spread} | {says} |")
     uncontrolled = "full" in summary["workloads"] and "64" not in controlled
     note = ["\n*Full* has a batch of 64; the null control was not run at that size."] if uncontrolled else []
     return [*lines, *note, ""]
@@ -281,7 +285,7 @@ def _outcome(ratio: Mapping[str, Any], least: float) -> str:
 
 
 def _short(ratio: Mapping[str, Any]) -> str:
-    return f", of {ratio['n']} pairs" if ratio["n"] < SIX else ""
+    return f", of {counted(ratio['n'])}" if ratio["n"] < SIX else ""
 
 
 def _one_by_one(result: Mapping[str, Any]) -> list[str]:

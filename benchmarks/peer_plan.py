@@ -15,7 +15,7 @@ from rollspec.errors import RollspecError
 
 ALIVE = 7
 """Engines at once at most; where memory is short, fewer."""
-ENGINE_BYTES = 4.5e9
+ENGINE_BYTES = 4.3e9
 """Of one engine with its three processes (4.1 GB with SmolLM2-135M). A trainer takes as much again."""
 LEAST = 3
 """Pairs of an arm below which arms are left out rather than pairs."""

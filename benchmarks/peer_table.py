@@ -187,11 +187,17 @@ def swept(arms: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
     return {f: (max(names, key=speeds.__getitem__), names) for f, names in families.items() if len(names) > 1}
 
 
+def counted(pairs: int) -> str:
+    """How many pairs, in words that fit one."""
+    return f"{pairs} pair{'s' if pairs > 1 else ''}"
+
+
 def sentences(summary: Mapping[str, Any]) -> list[str]:
     """Who wins, workload by workload and over all."""
     out = []
     for workload, s in summary["workloads"].items():
-        named, best = ", ".join(f"`{n}`" for n in s["faster"]), s["best"]
+        pairs = {n: over["n"] for n, over in ratios(s["arms"]).items() if n != OURS}
+        named, best = ", ".join(f"`{n}` ({counted(pairs[n])})" for n in s["faster"]), s["best"]
         said = f"*{workload}*: "
         if best and OURS in s["arms"]:
             ours, other = s["arms"][OURS]["speedup"]["median"], s["arms"][best]
