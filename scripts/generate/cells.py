@@ -27,8 +27,8 @@ def ratio_of(r: Any) -> Cells:
 
 
 def median_of(r: Any) -> Cells:
-    """Of a median with its interval."""
-    return f"{r['median']:.2f}x", f"{r['low']:.2f}-{r['high']:.2f}"
+    """Of a median with its interval, which one pair has not."""
+    return f"{r['median']:.2f}x", "one pair" if r.get("n") == 1 else f"{r['low']:.2f}-{r['high']:.2f}"
 
 
 def speed_of(r: Any) -> Cells:
