@@ -249,23 +249,25 @@ def _goals(result: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:
             if over:
                 cells = (f"{over['median']:.3f}x ({over['low']:.3f}-{over['high']:.3f})", str(over["n"]))
                 goal = f"*{workload}*: {who} {least:g}x of {what}"
-                lines.append(f"| {goal} | {' | '.join(cells)} | {_outcome(over, least)}{_short(over)} |")
+                lines.append(f"| {goal} | {' | '.join(cells)} | {_outcome(over, least)}{_short(over['n'])} |")
     overall = summary["overall"]
     if overall["best_over_ours"] and summary["workloads"].keys() >= GOALS.keys():
         ahead = 1.0 / overall["best_over_ours"]
         goal = f"all workloads, geometric mean: at least {OVERALL:g}x of the best arm beside it, `{overall['best']}`"
         lines.append(f"| {goal} | {ahead:.3f}x | - | {'reached' if ahead >= OVERALL else 'missed'}, no interval |")
-    lossless = {w: [n for n in s["faster"] if not PEERS[n].lossy] for w, s in summary["workloads"].items()}
-    over = {w: ratios(s["arms"]) for w, s in summary["workloads"].items()}
-    faster = {f"`{name}` in *{w}*": over[w][name]["n"] for w, names in lossless.items() for name in names}
+    faster = {
+        f"`{name}` in *{w}*": ratios(s["arms"])[name]["n"]
+        for w, s in summary["workloads"].items()
+        for name in s["faster"]
+        if not PEERS[name].lossy
+    }
     pairs = [a["over_ours"]["n"] for s in summary["workloads"].values() for a in s["arms"].values() if a["over_ours"]]
     if pairs:
         few, most = min(pairs), max(pairs)
         spread = f"{few} to {most}" if few < most else str(few)
         says = "reached" if few >= SIX else f"so far none; {counted(few)} show little"
         if faster:
-            known = max(faster.values()) >= SIX
-            says = "missed" if known else f"missed so far, of {counted(max(faster.values()))}"
+            says = f"missed{_short(max(faster.values()))}"
         goal = "no lossless arm more than 2 % ahead with its whole interval"
         lines.append(f"| {goal} | {_listed([*faster]) or 'no arm'} | {spread} | {says} |")
     uncontrolled = "full" in summary["workloads"] and "64" not in controlled
@@ -284,8 +286,8 @@ def _outcome(ratio: Mapping[str, Any], least: float) -> str:
     return "reached" if ratio["low"] >= least else "missed" if ratio["high"] < least else "undecided, not reached"
 
 
-def _short(ratio: Mapping[str, Any]) -> str:
-    return f", of {counted(ratio['n'])}" if ratio["n"] < SIX else ""
+def _short(pairs: int) -> str:
+    return f", of {counted(pairs)}" if pairs < SIX else ""
 
 
 def _one_by_one(result: Mapping[str, Any]) -> list[str]:

@@ -196,8 +196,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     """Who wins, workload by workload and over all."""
     out = []
     for workload, s in summary["workloads"].items():
-        pairs = {n: over["n"] for n, over in ratios(s["arms"]).items() if n != OURS}
-        named, best = ", ".join(f"`{n}` ({counted(pairs[n])})" for n in s["faster"]), s["best"]
+        found, best = ratios(s["arms"]), s["best"]
+        named = ", ".join(f"`{n}` ({counted(found[n]['n'])})" for n in s["faster"])
         said = f"*{workload}*: "
         if best and OURS in s["arms"]:
             ours, other = s["arms"][OURS]["speedup"]["median"], s["arms"][best]

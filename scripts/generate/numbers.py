@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.harness import step_ms
 from benchmarks.peer_arms import PEERS
+from benchmarks.peer_table import beside
 from benchmarks.stale import RESULTS
 from scripts.generate.cells import (
     both,
@@ -307,9 +308,8 @@ def here(arm: str) -> str:
     said = []
     for what, names in (("", ("peers", "peers-published")), ("demo ", ("peers-demo",))):
         for found in filter(None, map(load, names)):
-            arms = {w: s["arms"].get(arm) for w, s in found["summary"]["workloads"].items()}
-            over = {w: a["over_ours"]["median"] for w, a in arms.items() if a and a["over_ours"]}
-            if over:
+            speeds = {w: beside(s["arms"]) for w, s in found["summary"]["workloads"].items()}
+            if over := {w: m[arm] for w, m in speeds.items() if arm in m}:
                 said.append(what + " / ".join(f"{over[w]:.2f}x" if w in over else "-" for w in WORKLOADS))
                 break
     return "; ".join(said) or "not measured"

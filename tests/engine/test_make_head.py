@@ -53,8 +53,8 @@ def test_it_learns_from_what_the_engine_says_unspeculated(made: dict[str, Any]) 
 def test_vllm_without_rollspec_serves_it(
     model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    _, held = split(Buffer.load(Path(made["head"]) / "buffer"), made["hold_out"])
-    unseen = {tuple(s.input_ids[~s.loss_mask].tolist()) for s in held}
+    _, measured = split(Buffer.load(Path(made["head"]) / "buffer"), made["hold_out"])
+    unseen = {tuple(s.input_ids[~s.loss_mask].tolist()) for s in measured}
     llm = build(model, speculative_config={"method": "eagle3", "model": made["head"], "num_speculative_tokens": K})
     try:
         assert call(llm, "info")["state"] == "off"
