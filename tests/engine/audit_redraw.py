@@ -6,11 +6,11 @@ Exact rejection sampling redraws from what is left of the target once the draft 
 
 from __future__ import annotations
 
-from vllm_cpu_v2.kernels import resampling
+from vllm_cpu_v2.kernels import sampling
 
 
 class RedrawFromTarget:
     """Adds nothing to the worker; a worker extension has to be a class."""
 
 
-resampling.take_out = lambda residual, rows, tokens: None
+sampling.take_out = lambda residual, tokens: None

@@ -62,11 +62,17 @@ def set_first_block(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor,
         out[rows, 1:] = rest
 
 
-def max_and_sumexp(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per row: the maximum and the sum of exponentials of the distance to it, 0 if everything is masked."""
-    maxima = values.amax(-1, keepdim=True)
-    sums = (values - maxima).exp_().sum(-1)
-    return maxima[:, 0], torch.where(maxima[:, 0] > NEG_INF, sums, 0.0)
+def max_and_sumexp(logits: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row: the maximum and the sum of exponentials of the distance to it, 0 if everything is masked.
+
+    A row at a time, whose values stay in a core's cache.
+    """
+    maxima, sums = torch.empty(len(rows)), torch.empty(len(rows))
+    for i, row in enumerate(rows.tolist()):
+        values = logits[row].float()
+        torch.amax(values, 0, out=maxima[i])
+        torch.sum((values - maxima[i]).exp_(), 0, out=sums[i])
+    return maxima, torch.where(maxima > NEG_INF, sums, 0.0)
 
 
 def scaled_drafts(
@@ -113,13 +119,13 @@ def compute_logits_stats(
     if not random.size:
         return
     at = torch.from_numpy(random)
-    maxima, sums = max_and_sumexp(target_logits[at, :vocab_size].float())
+    maxima, sums = max_and_sumexp(target_logits[:, :vocab_size], random)
     set_first_block(target_local_max, at, maxima, NEG_INF)
     set_first_block(target_local_sumexp, at, sums, 0.0)
     if draft_logits is not None:
         steps = expanded_local_pos.numpy()[random]
         drafts = scaled_drafts(draft_logits, slots[t != 0], steps, t[t != 0], vocab_size)
-        maxima, sums = max_and_sumexp(drafts)
+        maxima, sums = max_and_sumexp(drafts, arange(len(drafts)))
         set_first_block(draft_local_max, at, maxima, NEG_INF)
         set_first_block(draft_local_sumexp, at, sums, 0.0)
 

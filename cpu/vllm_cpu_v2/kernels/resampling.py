@@ -13,11 +13,6 @@ from .rejection import NEG_INF, scaled_drafts
 from .sampling import draw
 
 
-def take_out(residual: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> None:
-    """What is left of the target beside a one-hot draft that was rejected: all but its token."""
-    residual[torch.from_numpy(rows), torch.from_numpy(tokens.astype(np.int64))] = NEG_INF
-
-
 def resample(
     resampled_local_argmax: torch.Tensor,  # [num_reqs, num_blocks], out
     resampled_local_argmax_stride: int,
@@ -64,27 +59,26 @@ def resample(
     if not needed.size:
         return
     chosen = rows[needed]
-    if len(chosen) == len(target_logits):  # one row per request: no draft anywhere
-        residual = target_logits[:, :vocab_size]
+    tokens = np.where(bonus, -1, draft_sampled.numpy()[np.minimum(rows + 1, len(draft_sampled) - 1)])[needed]
+    target = target_logits[:, :vocab_size]
+    noise = t[needed], seeds.numpy()[slots[needed]], pos.numpy()[chosen]
+    if draft_logits is None:
+        drawn = draw(target, *noise, False, USE_FP64, rows=chosen, without=tokens)
     else:
-        residual = target_logits[torch.from_numpy(chosen), :vocab_size].float()
-        tokens = np.where(bonus, -1, draft_sampled.numpy()[np.minimum(rows + 1, len(draft_sampled) - 1)])[needed]
+        residual = target[torch.from_numpy(chosen)].float()
         cut = np.flatnonzero(tokens >= 0)
-        if cut.size and draft_logits is None:
-            take_out(residual, cut, tokens[cut])
-        elif cut.size:
-            at = needed[cut]
-            log_p = residual[torch.from_numpy(cut)].numpy() - target_rejected_logsumexp.numpy()[at][:, None]
-            if USE_BLOCK_VERIFICATION:
-                before = cumulative_log_p.numpy()[np.maximum(rows[at] - 1, 0)]
-                log_p += np.where(steps[at] > 0, before, np.float32(0))[:, None]
-            log_q = scaled_drafts(draft_logits, slots[at], steps[at], t[at], vocab_size).numpy()
-            log_q = log_q - draft_rejected_logsumexp.numpy()[at][:, None]
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                ratio = np.exp(log_q - log_p)
-                left = np.where(ratio < 1, log_p + np.log1p(-ratio), np.float32(NEG_INF))
-            residual[torch.from_numpy(cut)] = torch.from_numpy(left)
-    drawn = draw(residual, t[needed], seeds.numpy()[slots[needed]], pos.numpy()[chosen], False, USE_FP64)
+        at = needed[cut]
+        log_p = residual[torch.from_numpy(cut)].numpy() - target_rejected_logsumexp.numpy()[at][:, None]
+        if USE_BLOCK_VERIFICATION:
+            before = cumulative_log_p.numpy()[np.maximum(rows[at] - 1, 0)]
+            log_p += np.where(steps[at] > 0, before, np.float32(0))[:, None]
+        log_q = scaled_drafts(draft_logits, slots[at], steps[at], t[at], vocab_size).numpy()
+        log_q = log_q - draft_rejected_logsumexp.numpy()[at][:, None]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = np.exp(log_q - log_p)
+            left = np.where(ratio < 1, log_p + np.log1p(-ratio), np.float32(NEG_INF))
+        residual[torch.from_numpy(cut)] = torch.from_numpy(left)
+        drawn = draw(residual, *noise, False, USE_FP64)
     resampled_local_argmax.numpy()[needed] = drawn[:, None]
     resampled_local_max.zero_()
 

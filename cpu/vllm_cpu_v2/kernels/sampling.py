@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ..memory import arange
 from ..noise import DRAFT_SALT, gumbel, gumbel_from_hash, hash32
 
 # Rows are drawn in groups whose noise fits in a core's second-level cache.
@@ -97,34 +98,41 @@ def gumbel_sample(
 
 
 def draw(
-    logits: torch.Tensor,  # [rows, vocab_size]
+    logits: torch.Tensor,  # [num_logits, vocab_size]
     temperatures: np.ndarray,  # [rows]
     seeds: np.ndarray,  # [rows]
     positions: np.ndarray,  # [rows]
     apply_temperature: bool,
     fp64: bool,
+    rows: np.ndarray | None = None,  # of logits; all of them by default
+    without: np.ndarray | None = None,  # [rows] a token that cannot be drawn, -1: none
 ) -> np.ndarray:
     """The drawn token of every row, int64 [rows]; the first of equal maxima, as in the kernel."""
-    random = np.flatnonzero(temperatures)
-    if not random.size:
-        return logits.argmax(-1).numpy()
     values = logits.float().numpy()
-    tokens = np.empty(len(values), dtype=np.int64)
-    if len(random) < len(values):
-        greedy = np.flatnonzero(temperatures == 0)
-        tokens[greedy] = values[greedy].argmax(-1)
+    rows = arange(len(values)) if rows is None else rows
+    tokens = np.empty(len(rows), dtype=np.int64)
+    greedy, random = np.flatnonzero(temperatures == 0), np.flatnonzero(temperatures)
+    tokens[greedy] = [values[row].argmax() for row in rows[greedy].tolist()]
     vocab_size = values.shape[1]
     step = max(1, CHUNK_VALUES // vocab_size)
     for begin in range(0, len(random), step):
-        rows = random[begin : begin + step]
-        chosen = values if len(rows) == len(values) else values[rows]
+        at = random[begin : begin + step]
+        chosen = values[rows[at]]
+        if without is not None:
+            take_out(chosen, without[at])
         if apply_temperature:
-            chosen = chosen / temperatures[rows][:, None]
+            chosen /= temperatures[at][:, None]
         if fp64:
-            tokens[rows] = (gumbel(seeds[rows], positions[rows], vocab_size, fp64) + chosen).argmax(-1)
+            tokens[at] = (gumbel(seeds[at], positions[at], vocab_size, fp64) + chosen).argmax(-1)
         else:
-            tokens[rows] = _noisiest(chosen, hash32(seeds[rows], positions[rows], vocab_size))
+            tokens[at] = _noisiest(chosen, hash32(seeds[at], positions[at], vocab_size))
     return tokens
+
+
+def take_out(residual: np.ndarray, tokens: np.ndarray) -> None:
+    """What is left of the target beside a one-hot draft that was rejected: all but its token; -1: none was."""
+    cut = np.flatnonzero(tokens >= 0)
+    residual[cut, tokens[cut]] = float("-inf")
 
 
 def _noisiest(values: np.ndarray, hashes: np.ndarray) -> list[int]:
