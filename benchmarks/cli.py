@@ -359,6 +359,19 @@ def training(quick: Quick = False, out: Out = None, json: Json = False, model: M
 
 
 @command.command()
+def real(
+    work: Annotated[Path, typer.Option(file_okay=False, help="Folder of what is made first: an hour, once.")],
+    only: Annotated[
+        str | None, typer.Option(help="Benchmarks, separated by commas; default: those whose result is stale.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=1, help="Of peers, the longest; default 120.")] = None,
+) -> None:
+    """Every result of SmolLM2-135M: warmed up, with a head, then peers, control, head, tuner and more (hours)."""
+    for path in _module("real").run(work, only, **_given(minutes=minutes)):
+        typer.echo(f"written: {path}", err=True)
+
+
+@command.command()
 def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Budget; what does not fit is left out and said.")] = 20.0,
     device: Annotated[str, typer.Option(help="cuda, or cpu for a dry run that claims nothing.")] = "cuda",
@@ -388,7 +401,7 @@ def all_(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the JSON files.")] = None,
     json: Json = False,
 ) -> None:
-    """Every benchmark but head and peers, which take a model, and gpu (hours)."""
+    """Every benchmark but head, peers and real, which take a model, and gpu (hours)."""
     for name in NAMES:
         module = name.replace("-", "_")
         _measure(module, json, out / f"{module}.json" if out else None, quick=quick)

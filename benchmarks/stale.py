@@ -111,6 +111,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "training-smollm2": TRAINING,
     "tuner": DEFAULT,
     "tuner-steady": DEFAULT,
+    "tuner-steady-smollm2": DEFAULT,
 }
 """What each file of `benchmarks/results` measures, by its name without `.json`: paths from the root, as git takes them;
 `FILE::NAME` leaves one class or function of a file out.
