@@ -69,17 +69,18 @@ def run(
     began = provenance()
     path = str(model) if model else prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
     with tempfile.TemporaryDirectory(prefix="rollspec-control-", ignore_cleanup_errors=True) as folder:
+        trainers = Path(folder) / "trainers"
         if head is None:
             arms = [Arm("off"), Arm("on, K = 0", rollspec=NOTHING)]
         else:
             both = DRAFTING | {"proposal.head.model": str(head)}
             arms = [Arm("not trained", rollspec=both)] + [
-                Arm(mode, rollspec=both | TRAINED | {"drafter.mode": mode, "drafter.dir": f"{folder}/{mode}"})
+                Arm(mode, rollspec=both | TRAINED | {"drafter.mode": mode, "drafter.dir": str(trainers / mode)})
                 for mode in GOALS
             ]
         batches = batches or (BATCHES[:1] if quick else BATCHES)
         length, pause = (HEAD_LENGTH, PAUSE) if head else (LENGTH, 0.0)
-        found = measure(arms, path, batches, length, 1 if quick else starts, pause)
+        found = measure(arms, path, batches, length, 1 if quick else starts, pause, trainers)
     if head is not None:  # what recording and sending cost: both sides have a training on the other core
         found["dedicated over a stranger"] = {
             batch: asdict(ratio(seconds, found["seconds"][STRANGER][batch]))
@@ -124,7 +125,7 @@ class Stranger:
 
 
 def measure(
-    arms: Sequence[Arm], model: str, batches: Sequence[int], length: int, starts: int, pause: float
+    arms: Sequence[Arm], model: str, batches: Sequence[int], length: int, starts: int, pause: float, trainers: Path
 ) -> dict[str, Any]:
     """Every arm's time over that of the first, by batch size, with verdicts; with a pause, that of a stranger, too."""
     console = Console(stderr=True)
@@ -146,7 +147,7 @@ def measure(
         idle = max(idle, idle_cores(engines))
         return seconds
 
-    seconds = anew(starts, arms, model, 256, measured)
+    seconds = anew(starts, arms, model, 256, measured, trainers)
     first, *others = seconds
     found: dict[str, Any] = {"idle_cores": idle, "seconds": seconds, "trainer_cpu_seconds": trained}
     for name in others:

@@ -67,11 +67,7 @@ class Peers:
         self.load.check(self.seeds, self.policy.model)
         began = time.monotonic()
         self.result = self._begin()
-        none, start, warm = self._guarded(NONE, self._start, self.chosen.arms[NONE])
-        try:
-            self._record(none, 0)
-        finally:
-            none.close()
+        start, warm = self._costs()
         found = self._plan(start, warm, 60 * self.minutes - (time.monotonic() - began))
         self.console.print(found.text(), highlight=False)
         self.result["left"] = self.chosen.left | found.left
@@ -116,6 +112,7 @@ class Peers:
             "idle_seconds": IDLE,
             "lengths": {},
             "seconds": {},
+            "start": [],  # seconds: an engine, its warm-up
             "turns": [],
             "overlapping": {},  # by arm, as of its engine
             "failed": {},
@@ -124,6 +121,16 @@ class Peers:
         found = begin(mine, self.out, self.console)
         self.load.lengths = found["lengths"]
         return found
+
+    def _costs(self) -> tuple[float, float]:
+        """Seconds of a start and of warming up; the first time lengths of a seed and how long turns take, too."""
+        if not self.result["start"] or any("0" not in self.load.lengths.get(w, ()) for w in self.load.workloads):
+            none, *self.result["start"] = self._guarded(NONE, self._start, self.chosen.arms[NONE])
+            try:
+                self._record(none, 0)
+            finally:
+                none.close()
+        return self.result["start"][0], self.result["start"][1]
 
     def _plan(self, start: float, warm: float, budget: float) -> Plan:
         seconds = self.result["seconds"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.engines import Arm, Engine, Work
@@ -56,16 +58,21 @@ def alternate(
 
 def anew(
     starts: int, arms: Sequence[Arm], model: str, max_len: int,
-    measure: Callable[[list[Engine]], dict[str, dict[int, list[float]]]],
+    measure: Callable[[list[Engine]], dict[str, dict[int, list[float]]]], folder: Path | None = None,
 ) -> dict[str, dict[int, list[float]]]:  # fmt: skip
     """What `measure` says of engines of these arms, by arm and work, the median of each start: two engines of one arm
     differ by several percent for as long as they live, so that only those of another start are another pair. Every
     other time they are started the other way round.
+
+    Args:
+        folder: where trainers keep what they learned; it is removed before each start.
     """
     found: dict[str, dict[int, list[float]]] = {}
     for n in range(starts):
         print(f"start {n + 1}/{starts}", file=sys.stderr, flush=True)
         engines: dict[str, Engine] = {}
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         try:
             for arm in arms if n % 2 == 0 else reversed(arms):
                 engines[arm.name] = Engine(arm, model, max_len)
