@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,23 @@ def test_what_is_not_stale_is_left_out_and_the_rest_runs_though_one_fails(
         real.run(tmp_path / "work")
     assert [line[0] for line in called][4:] == ["control", "tuner", "harm", "audit", "traffic"]
     assert (tmp_path / "results" / "traffic-smollm2.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["peers", "control", "head", "tuner", "harm"])
+def test_the_programs_take_these_options(
+    name: str, called: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    real.run(tmp_path / "work", "control")
+    called.clear()
+    with contextlib.suppress(RollspecError):
+        real.run(tmp_path / "work", name)
+    monkeypatch.setattr(importlib.import_module(f"benchmarks.{name}"), "run", lambda *a, **given: seen.update(given))
+    monkeypatch.setattr(cli, "_model", Path)
+    monkeypatch.setattr(cli, "_done", lambda path, json: None)
+    (line,) = called
+    assert CliRunner().invoke(cli.command, line[line.index("bench") + 1 :], catch_exceptions=False).exit_code == 0
+    assert seen["out"] == tmp_path / "results" / f"{real.FILES[name]}.json"
 
 
 def test_an_unknown_benchmark_is_one_sentence(called: list[list[str]], tmp_path: Path) -> None:
