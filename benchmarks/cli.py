@@ -27,7 +27,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except DrafterError as e:
-            raise RollspecError(str(e).replace("drafter-online:", "rollspec:", 1)) from e
+            raise RollspecError(f"rollspec: {e.plain}") from e
 
 
 command = typer.Typer(
@@ -181,9 +181,7 @@ def peers(
         typer.Option(exists=True, file_okay=False, help="Of `drafter-online make-head`; may be given twice (taps)."),
     ] = None,
     arms: Annotated[str | None, typer.Option(help="Some of the arms, separated by commas; `ngram` is each K.")] = None,
-    workloads: Annotated[
-        str | None, typer.Option(help="Of epochs, fresh, shift and full, separated by commas.")
-    ] = None,
+    workloads: Annotated[str | None, typer.Option(help="Of epochs, fresh, shift and full; by commas.")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="Budget: fewer pairs, then fewer arms, where it does not hold all.")
     ] = None,
@@ -336,12 +334,8 @@ def tuner(
     towards: Towards = None,
     prompts: Prompts = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over all arms.")] = 3,
-    strategies: Annotated[
-        str | None, typer.Option(help="Arms, separated by commas (hedge,K=4,oracle); default: all of them.")
-    ] = None,
-    batches: Annotated[
-        str | None, typer.Option(help="Sizes that the batch stays at (1,4,16,64), instead of one that falls.")
-    ] = None,
+    strategies: Annotated[str | None, typer.Option(help="Arms, by commas (hedge,K=4,oracle); default: all.")] = None,
+    batches: Annotated[str | None, typer.Option(help="Sizes it stays at (1,4,16,64); else it falls.")] = None,
 ) -> None:
     """A batch that falls from 64 to 1: the tuner against fixed K, bandits and the oracle (a quarter of an hour)."""
     chosen = names("--strategies", strategies, _module("tuner").ARMS) if strategies else None
@@ -361,9 +355,7 @@ def training(quick: Quick = False, out: Out = None, json: Json = False, model: M
 @command.command()
 def real(
     work: Annotated[Path, typer.Option(file_okay=False, help="Folder of what is made first: an hour, once.")],
-    only: Annotated[
-        str | None, typer.Option(help="Benchmarks, separated by commas; default: those whose result is stale.")
-    ] = None,
+    only: Annotated[str | None, typer.Option(help="Benchmarks, separated by commas; default: stale ones.")] = None,
     minutes: Annotated[float | None, typer.Option(min=1, help="Of peers, the longest; default 120.")] = None,
 ) -> None:
     """Every result of SmolLM2-135M: warmed up, with a head, then peers, control, head, tuner and more (hours)."""

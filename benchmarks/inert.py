@@ -32,7 +32,7 @@ HOOKS = """
 import json, time, timeit, types
 import pydantic, yaml, packaging.specifiers  # vLLM imports these itself
 start = time.perf_counter()
-from rollspec.engine.vllm import plugin, settings
+from rollspec.engine.vllm import compat, plugin
 loaded = time.perf_counter()
 plugin.register()
 registered = time.perf_counter()
@@ -42,7 +42,7 @@ print(json.dumps({
     "import_ms": 1e3 * (loaded - start),
     "register_ms": 1e3 * (registered - loaded),
     "engine_us": 1e6 * (per_call(lambda: plugin._asked_for(engine))
-                        + 3 * per_call(lambda: settings.engine_config(engine))),
+                        + 3 * per_call(lambda: compat.engine_config(engine))),
 }))
 """
 """What an engine that did not ask passes through: one look at its arguments, three at its configuration. Per step:

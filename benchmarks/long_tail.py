@@ -57,11 +57,6 @@ COUNTS = ("captured", "train_steps", "train_tokens", "swaps", "promoted", "rolle
           "idle_seconds", "used_seconds", "capture_seconds")  # fmt: skip
 
 
-def jobs(seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings) -> list[tuple[str, int, Job]]:
-    """(arm, seed, job) of everything asked for, whole seeds first."""
-    return of_seeds(seeds, arms, work, settings, _job)
-
-
 def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
     preset, overrides = ARMS[arm]
     same = ("mode=coupled", f"coupled.seed={settings.seed}")
@@ -203,9 +198,9 @@ def run(
         console.print(QUICK)
     work = work or CACHE / ("long-tail-quick" if quick else "long-tail")
     began = provenance()
-    run_missing(jobs(seeds, arms, work, settings), train, console)
+    run_missing(of_seeds(seeds, arms, work, settings, _job), train, console)
     runs: dict[str, dict[int, Any]] = {}
-    for arm, seed, job in finished(jobs(seeds_in(work), tuple(ARMS), work, settings), console):
+    for arm, seed, job in finished(of_seeds(seeds_in(work), tuple(ARMS), work, settings, _job), console):
         runs.setdefault(arm, {})[seed] = read(load_run(job.folder))
     summary = summarise(runs)
     console.print(table(summary))

@@ -1,6 +1,6 @@
 """Every result of a real language model in one call: what it needs is made first, and then each benchmark runs.
 
-    rollspec bench real --work runs/real                      # hours; a later call goes on
+    rollspec bench real --work runs/real                      # hours; a later call resumes
     rollspec bench real --work runs/real --only peers,head    # these, whether they are stale or not
 
 SmolLM2-135M is warmed up on the tasks of `examples/grpo_tasks`, further to where the policy of *epochs* moves, and gets

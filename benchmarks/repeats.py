@@ -46,13 +46,6 @@ SAME = ("size", "train_prompts", "prompts_per_step", "n", "epochs", "max_prompt_
 """Settings of a job whose runs may be compared with these."""
 
 
-def jobs(
-    seeds: Sequence[int], work: Path, settings: JobSettings, arms: Sequence[str] = ARMS
-) -> list[tuple[str, int, Job]]:
-    """(arm, seed, job), whole seeds first."""
-    return of_seeds(seeds, arms, work, settings, _job)
-
-
 def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
     own = replace(settings, engine_seed=settings.seed + OTHER_SEED) if arm == "again" else settings
     return build_job(own, assets, place, speculate=arm == "with")
@@ -136,11 +129,10 @@ def run(
         name = "repeats" if settings.dtype == "bfloat16" else f"repeats-{settings.dtype}"
     work = (work or CACHE / name).resolve()
     began = provenance()
-    run_missing(
-        jobs(seeds, work, settings, arms), lambda job, show: run_job(job, timeout=SECONDS, on_step=show), console
-    )
+    asked = of_seeds(seeds, arms, work, settings, _job)
+    run_missing(asked, lambda job, show: run_job(job, timeout=SECONDS, on_step=show), console)
     found: dict[int, dict[str, list[dict[str, float]]]] = {}
-    done = finished(jobs(seeds_in(work), work, settings), console)
+    done = finished(of_seeds(seeds_in(work), ARMS, work, settings, _job), console)
     times: dict[str, dict[str, float]] = {}
     for arm, seed, job in done:
         trained = load_run(job.folder)

@@ -46,13 +46,6 @@ float32, because a CPU without bfloat16 arithmetic takes thirty times as long to
 UPDATES = SETTINGS.steps_per_epoch
 
 
-def jobs(
-    seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings = SETTINGS
-) -> list[tuple[str, int, Job]]:
-    """(arm, seed, job) of everything asked for, whole seeds first."""
-    return of_seeds(seeds, arms, work, settings, _job)
-
-
 def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
     given = ARMS[arm]
     preset, overrides = given or ("default", ())
@@ -131,10 +124,11 @@ def run(
         "reuse-quick" if quick else "reuse" if prompts == SETTINGS.train_prompts else f"reuse-{prompts}"
     )
     began = provenance()
-    run_missing(jobs(seeds, arms, work, settings), lambda job, on_step: train(job, settings, on_step), console)
+    asked = of_seeds(seeds, arms, work, settings, _job)
+    run_missing(asked, lambda job, on_step: train(job, settings, on_step), console)
     runs: dict[str, dict[int, Any]] = {}
     loads = {}
-    for arm, seed, job in finished(jobs(seeds_in(work), tuple(ARMS), work, settings), console):
+    for arm, seed, job in finished(of_seeds(seeds_in(work), tuple(ARMS), work, settings, _job), console):
         ended = load_run(job.folder)
         runs.setdefault(arm, {})[seed] = read(ended, settings)
         loads[f"{arm}/{seed}"] = ended.provenance.get("wall_seconds")

@@ -26,7 +26,7 @@ RESULTS = "benchmarks/results"
 DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
 BESIDE = ":(exclude)rollspec/engine/vllm/generate.py"  # makes training text: no part of an engine that is measured
 COUNTS = tuple(
-    f"rollspec/telemetry/{n}.py" for n in ("engine_stats", "faults", "metrics", "rollouts", "sinks")
+    f"rollspec/telemetry/{n}.py" for n in ("engine_stats", "faults", "health", "metrics", "sinks")
 )  # what an engine counts
 PLAIN = (*DRAFTING, *COUNTS, "rollspec/machine.py", "rollspec/sampling", "rollspec/engine", "rollspec/config",
          "cpu/vllm_cpu_v2", BESIDE)  # fmt: skip
@@ -36,7 +36,6 @@ ENGINE = (*TRAINED, UNTRAINED)
 WITHOUT_HEAD = (  # what only an engine with a draft head or a draft model runs
     UNTRAINED,
     ":(exclude)rollspec/engine/vllm/specialists.py",
-    ":(exclude)rollspec/engine/vllm/v2/head.py",
     "rollspec/config/sections.py::ModelDrafterConfig",
 )
 DEFAULT = (*PLAIN, "configs/default.yaml", *WITHOUT_HEAD)  # no arm has another preset, or a head

@@ -279,7 +279,7 @@ def _drain(core: Any) -> None:
 
 def _watch_steps(worker: Any) -> None:
     """Time every step inside the worker, from one forward pass's beginning to the next one's."""
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     drafter = bridge(worker)
     swapper = drafter.head.swapper  # type: ignore[union-attr]
@@ -304,7 +304,7 @@ def _steps(worker: Any) -> list[tuple[float, bool]]:
 
 
 def _record(worker: Any, on: bool) -> None:
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     capture = bridge(worker).head.capture  # type: ignore[union-attr]
     capture.paused = not on

@@ -62,11 +62,6 @@ SHOWN = {
 """What is kept of each step."""
 
 
-def jobs(seeds: Sequence[int], work: Path, steps: int, arms: Sequence[str]) -> list[tuple[str, int, Job]]:
-    """(arm, seed, job), whole seeds first."""
-    return of_seeds(seeds, arms, work, JobSettings(steps=steps), _job)
-
-
 def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
     given = (*DRAFTING, f"drafter.mode={ARMS[arm]}")
     job = build_job(settings, assets, place, speculate=True, preset="long_tail", overrides=given)
@@ -142,8 +137,10 @@ def run(seeds: Sequence[int], steps: int, work: Path, arms: Sequence[str], out: 
     """Run what is missing in `work`, and write what all that is there gives."""
     console, began = Console(stderr=True), provenance()
     work = work.resolve()
-    run_missing(jobs(seeds, work, steps, arms), lambda job, show: run_job(job, timeout=SECONDS, on_step=show), console)
-    done = finished(jobs(seeds_in(work), work, steps, tuple(ARMS)), console)
+    settings = JobSettings(steps=steps)
+    asked = of_seeds(seeds, arms, work, settings, _job)
+    run_missing(asked, lambda job, show: run_job(job, timeout=SECONDS, on_step=show), console)
+    done = finished(of_seeds(seeds_in(work), tuple(ARMS), work, settings, _job), console)
     found: dict[str, dict[str, Any]] = {}
     for arm, seed, job in done:
         found.setdefault(arm, {})[str(seed)] = {"steps": (each := rows(job.folder)), **summary(each)}

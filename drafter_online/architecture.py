@@ -39,9 +39,7 @@ def target_config(target: str | Path) -> Any:
     try:
         return get_verifier_config(str(target))
     except (OSError, ValueError, KeyError) as e:
-        raise HeadError(
-            f"drafter-online: {target} is not a model that transformers can read ({e}); give a checkpoint's folder."
-        ) from e
+        raise HeadError(f"{target} is not a model that transformers can read ({e}); give a checkpoint's folder.") from e
 
 
 def check_room(target: str | Path, config: Any) -> None:
@@ -51,7 +49,7 @@ def check_room(target: str | Path, config: Any) -> None:
         HeadError: it has none.
     """
     if why := without_room(config):
-        raise HeadError(f"drafter-online: {target} {why}; give a decoder-only model whose layers are all attention.")
+        raise HeadError(f"{target} {why}; give a decoder-only model whose layers are all attention.")
 
 
 def without_room(config: Any) -> str | None:
@@ -114,6 +112,6 @@ def check_aux_layers(chosen: Sequence[int], layers: int) -> None:
     """
     if len(chosen) < 2 or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] > layers:
         raise HeadError(
-            f"drafter-online: auxiliary layers {list(chosen)} do not fit a target of {layers} layers; give at least "
+            f"auxiliary layers {list(chosen)} do not fit a target of {layers} layers; give at least "
             f"two, ascending, each from 0 (the embedding) to {layers} (after the last layer)."
         )

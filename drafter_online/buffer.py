@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from drafter_online.errors import BufferFileError, SampleError
-from drafter_online.files import digest, replace, set_aside, sha256, sync_folder
+from drafter_online.files import digest, oserror_as, replace, set_aside, sha256, sync_folder
 from drafter_online.rewards import Rewards
 from drafter_online.samples import Sample
 
@@ -135,14 +135,14 @@ class Buffer:
     def _check(self, sample: Sample) -> None:
         sample.validate()
         if not bool(sample.loss_mask.any()):
-            raise SampleError("drafter-online: a sample is refused: `loss_mask` has no response token in it.")
+            raise SampleError("a sample is refused: `loss_mask` has no response token in it.")
         if self._entries:
             other = self._entries[0].sample
             for name in ("hidden_states", "verifier_last_hidden_states"):
                 mine, theirs = getattr(sample, name), getattr(other, name)
                 if mine.shape[1] != theirs.shape[1]:
                     raise SampleError(
-                        f"drafter-online: a sample is refused: `{name}` is {mine.shape[1]} wide, but the others' are "
+                        f"a sample is refused: `{name}` is {mine.shape[1]} wide, but the others' are "
                         f"{theirs.shape[1]}; it is of another target."
                     )
 
@@ -280,7 +280,9 @@ class Buffer:
             BufferFileError: the folder cannot be written; what was saved before is still valid.
         """
         folder = Path(folder)
-        try:
+        with oserror_as(
+            BufferFileError, f"the buffer cannot be written to {folder}", "make it writable, or free space"
+        ):
             (folder / SAMPLES).mkdir(parents=True, exist_ok=True)
             for e in self._entries:
                 if e.checksum is None or not _file(folder, e.checksum).exists():
@@ -294,11 +296,6 @@ class Buffer:
             for path in (folder / SAMPLES).iterdir():
                 if path.stem not in kept:
                     path.unlink(missing_ok=True)
-        except OSError as e:
-            raise BufferFileError(
-                f"drafter-online: the buffer cannot be written to {folder} ({e.strerror or e}); make it writable, or "
-                "free space."
-            ) from e
         return folder
 
     def _index(self) -> dict[str, Any]:
@@ -330,8 +327,7 @@ class Buffer:
             buffer._loaded = True
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BufferFileError(
-                f"drafter-online: the buffer's index {path} is refused ({e}); {set_aside(path)} and the buffer starts "
-                "empty."
+                f"the buffer's index {path} is refused ({e}); {set_aside(path)} and the buffer starts empty."
             ) from e
         buffer._evict()
         return buffer

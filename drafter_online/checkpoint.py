@@ -81,9 +81,7 @@ class Checkpoints:
                 reason = f"{path.name}: {e}"
                 log.warning("drafter-online: the checkpoint in %s is passed over (%s)", self.folder, reason)
         if reason:
-            raise TrainingError(
-                f"drafter-online: no checkpoint in {self.folder} can be read ({reason}); delete it to start anew."
-            )
+            raise TrainingError(f"no checkpoint in {self.folder} can be read ({reason}); delete it to start anew.")
         return None
 
     def _paths(self) -> list[Path]:

@@ -23,58 +23,55 @@ from typing import Annotated, Any
 
 import typer
 
-from drafter_online import make_head_cli, train_cli, versions_cli
+from drafter_online import console, make_head_cli, train_cli, versions_cli
 from drafter_online.activity import give_way
-from drafter_online.console import Dtype, Json, Target, group, integers, show_facts, torch_dtype, values
 
 log = logging.getLogger("drafter_online")
 
-app = group("Train a draft model for speculative decoding while its target is being served or trained.")
+app = console.group("Train a draft model for speculative decoding while its target is being served or trained.")
 app.add_typer(train_cli.buffer_app, name="buffer")
 app.add_typer(versions_cli.app, name="versions")
 
 
 @app.command()
 def init(
-    target: Target,
+    target: console.Target,
     out: Annotated[Path, typer.Option("--out", help="Folder for the head.")],
-    aux: Annotated[
-        str | None, typer.Option("--aux", help="Auxiliary layers, e.g. 2,18,33; chosen when left out.")
-    ] = None,
+    aux: console.Aux = None,
     draft_vocab: Annotated[
         int | None, typer.Option("--draft-vocab", help="Tokens the head can draft; the whole vocabulary when left out.")
     ] = None,
     counts: Annotated[
         Path | None, typer.Option("--counts", help="JSON of token id -> count, or a saved buffer, for --draft-vocab.")
     ] = None,
-    dtype: Dtype = "bfloat16",
-    as_json: Json = False,
+    dtype: console.Dtype = "bfloat16",
+    as_json: console.Json = False,
 ) -> None:
     """Make a fresh EAGLE-3 head for a target, in the format that speculators and vLLM read."""
     from drafter_online import head as heads
 
     made = heads.fresh(
         target,
-        aux=integers(aux, "--aux") if aux else None,
+        aux=console.aux_layers(aux),
         draft_vocab_size=draft_vocab,
         counts=_counts(counts) if counts else None,
     )
-    _wrote(heads.save(made, out, torch_dtype(dtype)), made, as_json)
+    _wrote(heads.save(made, out, console.torch_dtype(dtype)), made, as_json)
 
 
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder of the head to read.")],
-    target: Target,
+    target: console.Target,
     out: Annotated[Path, typer.Option("--out", help="Folder for the converted head.")],
-    dtype: Dtype = "bfloat16",
-    as_json: Json = False,
+    dtype: console.Dtype = "bfloat16",
+    as_json: console.Json = False,
 ) -> None:
     """Read a head in SpecForge/SGLang layout (`midlayer.*`) or speculators' and write it in speculators format."""
     from drafter_online import head as heads
 
     read = heads.load(source, target)
-    _wrote(heads.save(read, out, torch_dtype(dtype)), read, as_json)
+    _wrote(heads.save(read, out, console.torch_dtype(dtype)), read, as_json)
 
 
 def _wrote(folder: Path, head: Any, as_json: bool) -> None:
@@ -89,7 +86,7 @@ def _wrote(folder: Path, head: Any, as_json: bool) -> None:
         "vocabulary_coverage": ours["vocabulary_coverage"],
         "parameters": sum(t.numel() for t in heads.own_weights(head).values()),
     }
-    show_facts(facts, as_json)
+    console.show_facts(facts, as_json)
 
 
 app.command()(make_head_cli.make_head)
@@ -98,7 +95,7 @@ app.command()(train_cli.train)
 
 @app.command()
 def serve(
-    target: Target,
+    target: console.Target,
     folder: Annotated[
         Path, typer.Option("--dir", help="Folder of versions, checkpoints and samples; one daemon each.")
     ],
@@ -114,9 +111,7 @@ def serve(
         Path | None, typer.Option("--token-file", help="File with the token; DRAFTER_ONLINE_TOKEN when left out.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Torch device that trains.")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="CPU threads that train; torch decides when left out.")
-    ] = None,
+    threads: console.Threads = None,
     nice: Annotated[
         int, typer.Option("--nice", min=0, max=19, help="Give way to other processes on the CPU by this much.")
     ] = 10,
@@ -124,9 +119,7 @@ def serve(
         list[str] | None,
         typer.Option("--option", metavar="KEY=VALUE", help="Another knob of the daemon (docs/service.md)."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A knob of training; may be repeated.")
-    ] = None,
+    overrides: console.Overrides = None,
 ) -> None:
     """Train continually on what `vllm serve` processes send, and publish versions that they swap in."""
     stop = threading.Event()
@@ -142,9 +135,9 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     for noisy in ("httpx", "uvicorn", "transformers", "speculators"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    given = values(options or []) | {
+    given = console.values(options) | {
         "target": target, "dir": folder, "head": head, "endpoint": endpoint, "token_file": token_file,
-        "device": device, "training": values(overrides or [], "training."),
+        "device": device, "training": console.values(overrides, "training."),
     }  # fmt: skip
     config = settings(given)
     token = wire.read_token(token_file)
@@ -181,7 +174,7 @@ def _counts(path: Path) -> dict[int, int]:
     try:
         return {int(t): int(n) for t, n in json.loads(path.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError) as e:
-        raise HeadError(f"drafter-online: --counts {path} is neither a buffer nor a JSON of id -> count ({e}).") from e
+        raise HeadError(f"--counts {path} is neither a buffer nor a JSON of id -> count ({e}).") from e
 
 
 if __name__ == "__main__":

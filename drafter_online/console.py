@@ -46,13 +46,20 @@ def group(text: str) -> typer.Typer:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Target = Annotated[str, typer.Option("--target", help="Folder (or hub name) of the target's checkpoint.")]
+Aux = Annotated[str | None, typer.Option("--aux", help="Auxiliary layers, e.g. 2,18,33; chosen when left out.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A knob of training; may be repeated.")
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="CPU threads that train; torch decides when left out.")
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="Of the weights as written: bfloat16, float16 or float32.")]
 
 
-def values(items: list[str], prefix: str = "") -> dict[str, Any]:
+def values(items: list[str] | None, prefix: str = "") -> dict[str, Any]:
     """KEY=VALUE as a mapping; a value is JSON where it can be read as that."""
     values: dict[str, Any] = {}
-    for item in items:
+    for item in items or ():
         name, _, text = item.partition("=")
         try:
             values[name.removeprefix(prefix)] = json.loads(text)
@@ -61,16 +68,16 @@ def values(items: list[str], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def integers(text: str, option: str) -> list[int]:
-    """An option's list of numbers, with commas between them.
+def aux_layers(text: str | None) -> list[int] | None:
+    """The layers of `--aux`, numbers with commas between them; None where it is left out.
 
     Raises:
         HeadError: it is none.
     """
     try:
-        return [int(x) for x in text.split(",")]
+        return [int(x) for x in text.split(",")] if text else None
     except ValueError as e:
-        raise HeadError(f"drafter-online: {option} {text!r} is not a list of layers such as 2,18,33.") from e
+        raise HeadError(f"--aux {text!r} is not a list of layers such as 2,18,33.") from e
 
 
 def torch_dtype(name: str) -> Any:
@@ -82,7 +89,7 @@ def torch_dtype(name: str) -> Any:
     import torch
 
     if name not in ("bfloat16", "float16", "float32"):
-        raise HeadError(f"drafter-online: --dtype {name!r} is not bfloat16, float16 or float32.")
+        raise HeadError(f"--dtype {name!r} is not bfloat16, float16 or float32.")
     return getattr(torch, name)
 
 

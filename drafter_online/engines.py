@@ -164,17 +164,13 @@ def check_sample(drafter: TrainedDrafter, sample: Sample) -> None:
     for name, want in widths.items():
         have = getattr(sample, name).shape[1]
         if have != want:
-            raise SampleError(
-                f"drafter-online: a sample is refused: `{name}` is {have} wide, and this target's are {want}."
-            )
+            raise SampleError(f"a sample is refused: `{name}` is {have} wide, and this target's are {want}.")
     head = getattr(drafter, "head", None)  # whose own vocabulary may have fewer tokens
     vocabulary = int(drafter.vocabulary if head is None else head.config.transformer_layer_config.vocab_size)
     v = sample.verify
     for name, ids in (("input_ids", sample.input_ids), ("proposed", v.proposed), ("top_ids", v.top_ids)):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-            raise SampleError(
-                f"drafter-online: a sample is refused: `{name}` has a token outside the vocabulary of {vocabulary}."
-            )
+            raise SampleError(f"a sample is refused: `{name}` has a token outside the vocabulary of {vocabulary}.")
 
 
 class Engines:

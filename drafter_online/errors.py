@@ -4,7 +4,15 @@ from __future__ import annotations
 
 
 class DrafterError(Exception):
-    """Base of everything drafter_online raises on purpose."""
+    """Base of everything drafter_online raises on purpose; shown with its name before the sentence."""
+
+    @property
+    def plain(self) -> str:
+        """The sentence alone."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"drafter-online: {self.plain}"
 
 
 class SampleError(DrafterError, ValueError):
@@ -32,8 +40,8 @@ class WireError(DrafterError):
 
     def __init__(self, kind: str, why: str) -> None:
         self.kind = kind
-        what = "" if kind in ("token", "endpoint", "keys") else "a message is refused: "
-        super().__init__(f"drafter-online: {what}{why}.")
+        what = "" if kind in ("token", "endpoint") else "a message is refused: "
+        super().__init__(f"{what}{why}.")
 
 
 class ServiceError(DrafterError):

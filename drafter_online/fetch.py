@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from drafter_online.errors import VersionError, WireError
+from drafter_online.files import oserror_as
 from drafter_online.versions import CONFIG, MANIFEST, MODEL, Versions, parse
 from drafter_online.wire import Message
 
@@ -43,16 +44,14 @@ class Fetch:
             if not 0 < m.version < 10**8 or min(sizes) < 0 or sum(sizes) > MOST_BYTES:
                 raise ValueError(f"version {m.version} of {self._sizes} bytes")
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise VersionError(f"drafter-online: a version is refused: its manifest is damaged ({e}).") from e
+            raise VersionError(f"a version is refused: its manifest is damaged ({e}).") from e
         self.number = m.version
         self.path = Versions(folder).path(m.version)
         self._have = dict.fromkeys(self._sizes, 0)
         shutil.rmtree(folder, ignore_errors=True)
-        try:
+        with oserror_as(VersionError, f"a version cannot be kept in {folder}"):
             self.path.mkdir(0o700, parents=True)
             (self.path / MANIFEST).write_bytes(manifest)
-        except OSError as e:
-            raise VersionError(f"drafter-online: a version cannot be kept in {folder} ({e.strerror or e}).") from e
 
     def wants(self) -> dict[str, Any] | None:
         """What to ask for next; None when everything is here."""
@@ -74,16 +73,14 @@ class Fetch:
         name = ask["file"]
         if not data.numel() or self._have[name] + data.numel() > self._sizes[name]:
             raise VersionError(
-                f"drafter-online: version {self.number} is refused: its {name} ends at {self._have[name]} bytes or is "
+                f"version {self.number} is refused: its {name} ends at {self._have[name]} bytes or is "
                 f"longer than the {self._sizes[name]} of its manifest."
             )
-        try:
-            with open(self.path / name, "ab") as f:
-                f.write(data.numpy().data)
-        except OSError as e:
-            raise VersionError(
-                f"drafter-online: version {self.number} cannot be written to {self.path} ({e.strerror or e})."
-            ) from e
+        with (
+            oserror_as(VersionError, f"version {self.number} cannot be written to {self.path}"),
+            open(self.path / name, "ab") as f,
+        ):
+            f.write(data.numpy().data)
         self._have[name] += data.numel()
         return True
 

@@ -70,6 +70,18 @@ def set_aside(path: Path) -> str:
     return f"it was moved to {aside}"
 
 
+@contextlib.contextmanager
+def oserror_as(error: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
+    """Raise an OSError of the block as `error`: what cannot be done, the reason in brackets, and the remedy."""
+    try:
+        yield
+    except OSError as e:
+        reason = e.strerror or str(e)
+        if isinstance(e, shutil.Error) and e.args and e.args[0]:
+            reason = str(e.args[0][0][-1])  # of the first file of a tree
+        raise error(f"{what} ({reason}){remedy and f'; {remedy}'}.") from e
+
+
 def try_lock(path: Path) -> int | None:
     """Take the lock on a file, made if it is not there; None: another process has it. It goes with the process.
 

@@ -52,7 +52,7 @@ def run(job: GenerationJob, folder: Path, note: Callable[[dict[str, Any]], None]
         TrainingError: vLLM is not installed, or the engine failed.
     """
     if find_spec("vllm") is None:
-        raise TrainingError("drafter-online: make-head generates with vLLM, which is not installed; pip install vllm.")
+        raise TrainingError("make-head generates with vLLM, which is not installed; pip install vllm.")
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / JOB, json.dumps(dataclasses.asdict(job)).encode())
 
@@ -67,7 +67,7 @@ def run(job: GenerationJob, folder: Path, note: Callable[[dict[str, Any]], None]
         what = "did not end in time" if code is None else f"ended with status {code}"
         known = child.first_error((folder / LOG).read_text(errors="replace")) or progress_of(folder).get("error")
         cause = str(known or "it was killed, or there was no memory").rstrip(".")
-        raise TrainingError(f"drafter-online: the engine that generates {what} ({cause}); see {folder / LOG}.")
+        raise TrainingError(f"the engine that generates {what} ({cause}); see {folder / LOG}.")
 
 
 def progress_of(folder: Path) -> dict[str, Any]:

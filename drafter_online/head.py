@@ -21,11 +21,10 @@ from torch import Tensor
 from drafter_online import vocabulary
 from drafter_online.architecture import aux_layers, base_of, check_aux_layers, check_room, target_config
 from drafter_online.errors import HeadError
-from drafter_online.files import replace
+from drafter_online.files import oserror_as, replace
 from drafter_online.initial_weights import start_as_target
 from drafter_online.modes import normal_mode
 from drafter_online.recipes import TTT_STEPS
-from drafter_online.specforge import from_specforge, speculators_config
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +72,7 @@ def fresh(
     whole = int(verifier.vocab_size)
     size = min(draft_vocab_size or whole, whole)
     if size < 1:
-        raise HeadError(
-            f"drafter-online: draft_vocab_size = {draft_vocab_size} leaves nothing to draft; give 1 or more."
-        )
+        raise HeadError(f"draft_vocab_size = {draft_vocab_size} leaves nothing to draft; give 1 or more.")
     # A Llama layer with the target's sizes, whatever the target is: every engine that serves EAGLE-3 serves this one.
     layer = LlamaConfig(
         vocab_size=whole,
@@ -101,7 +98,7 @@ def fresh(
         target_hidden_size=verifier.hidden_size,
         norm_before_residual=False,
         eagle_aux_hidden_state_layer_ids=chosen,
-        speculators_config=speculators_config(target, speculative_tokens),
+        speculators_config=_speculators_config(target, speculative_tokens),
     )
     coverage: float | None = 1.0
     with normal_mode(), torch.random.fork_rng(devices=[]):
@@ -150,12 +147,10 @@ def save(head: Any, folder: Path | str, dtype: Any = None) -> Path:
     """
     folder = Path(folder)
     weights = {n: t.to("cpu").contiguous() for n, t in own_weights(head, dtype).items()}
-    try:
+    with oserror_as(HeadError, f"a head cannot be written to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         replace(folder / MODEL, dump(weights, metadata={"format": "pt"}))
         replace(folder / CONFIG, json.dumps(config_of(head, dtype), indent=2).encode())
-    except OSError as e:
-        raise HeadError(f"drafter-online: a head cannot be written to {folder} ({e.strerror or e}).") from e
     return folder
 
 
@@ -191,8 +186,8 @@ def load(folder: Path | str, target: str | Path | None = None) -> Any:
     plain, weights = _read(folder)
     if "speculators_model_type" not in plain:
         if target is None:
-            raise HeadError(f"drafter-online: {folder} does not say which target it is for; give the target.")
-        plain, weights = from_specforge(plain, weights, target)
+            raise HeadError(f"{folder} does not say which target it is for; give the target.")
+        plain, weights = _from_specforge(plain, weights, target)
     config = Eagle3SpeculatorConfig.from_dict({k: v for k, v in plain.items() if k not in ("dtype", "torch_dtype")})
     where = str(target or config.speculators_config.verifier.name_or_path)
     config.speculators_config.verifier.name_or_path = where
@@ -202,7 +197,7 @@ def load(folder: Path | str, target: str | Path | None = None) -> Any:
     for name in ("hidden_size", "vocab_size"):
         if getattr(layer, name) != getattr(verifier, name):
             raise HeadError(
-                f"drafter-online: the head in {folder} has {name} {getattr(layer, name)}, but its target {where} has "
+                f"the head in {folder} has {name} {getattr(layer, name)}, but its target {where} has "
                 f"{getattr(verifier, name)}; give the target it was made for."
             )
     layer._attn_implementation = ATTENTION
@@ -287,7 +282,7 @@ def of_target(target: str | Path) -> tuple[Tensor, Tensor, Tensor]:
         found = load_model_layers(["embed_tokens.weight", "lm_head.weight", "model.norm.weight"], str(target))
         embed, norm = found["embed_tokens.weight"], found["model.norm.weight"]
     except (OSError, ValueError, KeyError) as e:
-        raise HeadError(f"drafter-online: the target {target} has no readable embedding and final norm ({e}).") from e
+        raise HeadError(f"the target {target} has no readable embedding and final norm ({e}).") from e
     return embed, norm, found.get("lm_head.weight", embed)
 
 
@@ -310,10 +305,56 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for file in sorted(folder.glob("*.safetensors")):
             weights |= load_file(file)
     except (OSError, ValueError, SafetensorError) as e:
-        raise HeadError(f"drafter-online: {folder} is not a readable head ({e}).") from e
+        raise HeadError(f"{folder} is not a readable head ({e}).") from e
     if not weights:
-        raise HeadError(f"drafter-online: {folder} has no safetensors file; heads in other formats are not read.")
+        raise HeadError(f"{folder} has no safetensors file; heads in other formats are not read.")
     return plain, weights
+
+
+def _speculators_config(target: str | Path, tokens: int) -> Any:
+    """The part of a head's configuration that says which target it is for, and how many tokens it drafts."""
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    return SpeculatorsConfig(
+        algorithm="eagle3",
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=tokens)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig.from_pretrained(str(target)),
+    )
+
+
+def _from_specforge(
+    plain: dict[str, Any], weights: dict[str, Tensor], target: str | Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """SpecForge's and SGLang's layout: `midlayer.*`, and a flat configuration with the layer's fields."""
+    if not any(n.startswith("midlayer.") for n in weights):
+        raise HeadError("a head without `speculators_model_type` and without `midlayer.*` is not known.")
+    weights = {n.replace("midlayer.", "layers.0.", 1): t for n, t in weights.items()}
+    verifier = target_config(target)
+    eagle = plain.get("eagle_config") or {}
+    aux = eagle.get("eagle_aux_hidden_state_layer_ids") or plain.get("eagle_aux_hidden_state_layer_ids")
+    drop = {"architectures", "eagle_config", "draft_vocab_size", "dtype", "torch_dtype", "transformers_version"}
+    layer = {k: v for k, v in plain.items() if k not in drop}
+    layer.setdefault("head_dim", layer["hidden_size"] // layer["num_attention_heads"])
+    config = {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": plain.get("draft_vocab_size") or verifier.vocab_size,
+        "target_hidden_size": plain.get("target_hidden_size"),
+        **{n: bool(plain.get(n, eagle.get(n))) for n in ("norm_before_residual", "norm_before_fc", "fc_norm")},
+        "norm_output": bool(plain.get("norm_output")),
+        "eagle_aux_hidden_state_layer_ids": aux or aux_layers(verifier.num_hidden_layers),
+        "transformer_layer_config": {
+            **layer,
+            "model_type": "llama",
+            "vocab_size": verifier.vocab_size,
+            "num_hidden_layers": 1,
+            "tie_word_embeddings": False,
+        },
+        "speculators_config": _speculators_config(target, 3).model_dump(),
+    }
+    return config, weights
 
 
 def _fill(head: Any, weights: dict[str, Tensor], folder: Path) -> None:
@@ -330,10 +371,10 @@ def _fill(head: Any, weights: dict[str, Tensor], folder: Path) -> None:
         have, want = list(given[wrong[0]].shape), list(own[wrong[0]].shape)
         what = f"has {wrong[0]} of shape {have}, but its configuration says {want}"
     if what is not None:
-        raise HeadError(f"drafter-online: the head in {folder} {what}; it cannot be used.")
+        raise HeadError(f"the head in {folder} {what}; it cannot be used.")
     if head.use_draft_vocab and (problem := vocabulary.misfit(given)):
         raise HeadError(
-            f"drafter-online: the vocabulary map of {folder} does not fit ({problem}); give the head with the d2t and "
+            f"the vocabulary map of {folder} does not fit ({problem}); give the head with the d2t and "
             "t2d that it was trained with, or make it anew."
         )
     head.load_state_dict(given, strict=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,8 @@ def _key(sample: Sample) -> str:
 
 def first(samples: list[Sample], tokens: int) -> list[Sample]:
     """The first samples that have `tokens` tokens together, or all."""
-    have = 0
-    for i, s in enumerate(samples, 1):
-        have += len(s)
-        if have >= tokens:
-            return samples[:i]
-    return samples
+    short = sum(total < tokens for total in accumulate(map(len, samples)))
+    return samples[: short + 1]
 
 
 def covered(head: Any, samples: list[Sample]) -> float:

@@ -23,6 +23,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from drafter_online import wire
 from drafter_online.errors import DrafterError, ServiceError
+from drafter_online.files import oserror_as
 from drafter_online.service import Service
 from drafter_online.status import Collector, list_versions, status
 
@@ -96,13 +97,10 @@ class HttpServer:
 
     def __init__(self, service: Service, host: str, port: int, token: str | None = None) -> None:
         wire.check_endpoint(host, token)
-        try:
+        with oserror_as(
+            ServiceError, f"metrics cannot be served at {host}:{port}", "give another --port, or 0 for any"
+        ):
             self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as e:
-            raise ServiceError(
-                f"drafter-online: metrics cannot be served at {host}:{port} ({e.strerror or e}); give another --port, "
-                "or 0 for any."
-            ) from e
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
         app = build(service, token=token, local=wire.is_local(host))

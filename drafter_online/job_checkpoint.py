@@ -28,7 +28,7 @@ import msgspec
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.engines import CheckpointRequest, Done, Engines, read
 from drafter_online.errors import DrafterError, ServiceError
-from drafter_online.files import sync_folder, sync_tree, temporary_folder
+from drafter_online.files import oserror_as, sync_folder, sync_tree, temporary_folder
 from drafter_online.versions import Versions
 from drafter_online.wire import Message
 
@@ -186,9 +186,8 @@ class JobCheckpoint:
                     (self._save if kind == "save" else self._load)(Path(request.folder))
             except Exception as e:  # the job waits for an answer
                 self._last = None
-                known = isinstance(e, DrafterError)
-                error = str(e).removeprefix("drafter-online: ") if known else f"{type(e).__name__}: {e}"
-                log.warning("drafter-online: %s", error, exc_info=None if known else e)
+                error = e.plain if isinstance(e, DrafterError) else f"{type(e).__name__}: {e}"
+                log.warning("drafter-online: %s", error, exc_info=None if isinstance(e, DrafterError) else e)
             self._answer(session, Done(request.id, error is None, error))
 
     def _done_for_sibling(self, session: str, asked: tuple[str, str]) -> bool:
@@ -211,16 +210,10 @@ class JobCheckpoint:
         if not self._other(folder):
             return
         if not folder.is_dir():  # one that only the job sees; made here, the others would not find it
-            raise ServiceError(
-                f"drafter-online: {folder} is not there for the daemon; put checkpoints on shared storage."
-            )
-        try:
+            raise ServiceError(f"{folder} is not there for the daemon; put checkpoints on shared storage.")
+        what = f"the drafter's state cannot be copied to {folder}"
+        with oserror_as(ServiceError, what, "make it writable for the daemon, or free space"):
             copy_state(self.home, folder)
-        except OSError as e:
-            raise ServiceError(
-                f"drafter-online: the drafter's state cannot be copied to {folder} ({_reason(e)}); make it writable "
-                "for the daemon, or free space."
-            ) from e
         log.info("drafter-online: the state was copied to %s.", folder)
 
     def _load(self, folder: Path) -> None:
@@ -234,14 +227,10 @@ class JobCheckpoint:
         finish(folder)
         # Into the trainer first: what does not fit leaves everything as it is.
         if not self.service.trainer.resume(Checkpoints(folder / "state")):
-            raise ServiceError(f"drafter-online: there is no state of a drafter's training in {folder}.")
-        try:
-            with self.service.release.replacing():
-                copy_state(folder, self.home, aside=True)
-        except OSError as e:
-            raise ServiceError(
-                f"drafter-online: the copy in {folder} cannot be taken over ({_reason(e)}); what was here is kept."
-            ) from e
+            raise ServiceError(f"there is no state of a drafter's training in {folder}.")
+        what = f"the copy in {folder} cannot be taken over"
+        with oserror_as(ServiceError, what, "what was here is kept"), self.service.release.replacing():
+            copy_state(folder, self.home, aside=True)
         self.service.taken_over()
         log.info("drafter-online: training resumes from %s; what was here is set aside.", folder)
 
@@ -252,10 +241,10 @@ class JobCheckpoint:
             ServiceError: it is within a part of it, or not absolute.
         """
         if not folder.is_absolute():
-            raise ServiceError(f"drafter-online: {folder} is no absolute path; the daemon runs in another folder.")
+            raise ServiceError(f"{folder} is no absolute path; the daemon runs in another folder.")
         there, here = folder.resolve(), self.home.resolve()
         if any(there.is_relative_to(here / part) for part in (*PARTS, REPLACED)):
-            raise ServiceError(f"drafter-online: {folder} is a part of the daemon's own folder {here}; give another.")
+            raise ServiceError(f"{folder} is a part of the daemon's own folder {here}; give another.")
         return there != here
 
 
@@ -317,9 +306,3 @@ def _link(source: str, target: str) -> str:
             return target
     shutil.copy2(source, target)
     return target
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, shutil.Error) and error.args and error.args[0]:
-        return str(error.args[0][0][-1])
-    return error.strerror or str(error)

@@ -27,7 +27,7 @@ from drafter_online import head as heads
 from drafter_online.architecture import aux_layers, base_of, check_room, target_config
 from drafter_online.buffer import Buffer, BufferConfig
 from drafter_online.errors import HeadError, TrainingError
-from drafter_online.files import replace, try_lock
+from drafter_online.files import oserror_as, replace, try_lock
 from drafter_online.held_out import covered, first, max_acceptance, split
 from drafter_online.model import Eagle3
 from drafter_online.objective import Acceptance
@@ -88,14 +88,10 @@ def make(options: Options, note: Note = lambda *_: None) -> dict[str, Any]:
     target = target_config(options.model)
     check_room(options.model, target)
     config = training_of({"seed": options.seed, **options.training})
-    try:
+    with oserror_as(HeadError, f"--out {options.out} cannot be written"):
         lock = try_lock(options.out / "work" / "lock")
-    except OSError as e:
-        raise HeadError(f"drafter-online: --out {options.out} cannot be written ({e.strerror or e}).") from e
     if lock is None:
-        raise HeadError(
-            f"drafter-online: another make-head works in {options.out}; wait for it, or give another --out."
-        )
+        raise HeadError(f"another make-head works in {options.out}; wait for it, or give another --out.")
     try:
         work = _Work(options, target, config, note)
         work.generate()
@@ -105,7 +101,7 @@ def make(options: Options, note: Note = lambda *_: None) -> dict[str, Any]:
         if e.errno not in FULL:
             raise
         raise HeadError(
-            f"drafter-online: {options.out} cannot be written any more ({e.strerror}); free space there and call "
+            f"{options.out} cannot be written any more ({e.strerror}); free space there and call "
             "again: it resumes from what is whole."
         ) from e
     finally:
@@ -127,13 +123,12 @@ class _Work:
             try:
                 self.record |= json.loads(path.read_bytes())
             except ValueError as e:
-                raise HeadError(f"drafter-online: {path} is damaged ({e}); delete it to start anew.") from e
+                raise HeadError(f"{path} is damaged ({e}); delete it to start anew.") from e
             self.record["finished"] = False
             for name, value in base.items():
                 if self.record[name] != value:
                     raise HeadError(
-                        f"drafter-online: {options.out} is of a head with {name} {self.record[name]}, not {value}; "
-                        "give another --out."
+                        f"{options.out} is of a head with {name} {self.record[name]}, not {value}; give another --out."
                     )
         self.buffer = Buffer.load(options.out / "buffer", BufferConfig(max_bytes=options.buffer_bytes))
         self._collect()  # of a call that was killed
@@ -159,7 +154,7 @@ class _Work:
         most = max(map(max, tokens))
         if most >= self.target.vocab_size:
             raise TrainingError(
-                f"drafter-online: a prompt has token {most}, but the model's vocabulary has {self.target.vocab_size}; "
+                f"a prompt has token {most}, but the model's vocabulary has {self.target.vocab_size}; "
                 "use the tokenizer that belongs to the model."
             )
         given = {"prompts": len(tokens), "prompts_too_long": left_out, "built_in_prompts": o.prompts is None}
@@ -194,7 +189,7 @@ class _Work:
             self._collect()
         if not len(self.buffer):
             raise TrainingError(
-                f"drafter-online: the engine recorded no response of {o.model} in {job.seconds:.0f} s; give more "
+                f"the engine recorded no response of {o.model} in {job.seconds:.0f} s; give more "
                 "--minutes, or prompts with longer answers."
             )
 
@@ -216,9 +211,7 @@ class _Work:
         o, r = self.options, self.record
         kept, held = split(self.buffer, o.hold_out)
         if not held:
-            raise TrainingError(
-                "drafter-online: all samples are of one prompt, and none is left to measure on; give more."
-            )
+            raise TrainingError("all samples are of one prompt, and none is left to measure on; give more.")
         drafter = Eagle3(self._untrained(kept, held))
         trainer = Trainer(drafter, kept, self.config, checkpoints=self.folder / "state", device=o.device)
         resumed = trainer.resume()
@@ -305,8 +298,7 @@ class _Work:
         size = head.draft_vocab_size
         if o.draft_vocab is not None and size != min(o.draft_vocab, self.target.vocab_size):
             raise HeadError(
-                f"drafter-online: the head in {o.out} was begun with --draft-vocab {size}, not {o.draft_vocab}; give "
-                "another --out."
+                f"the head in {o.out} was begun with --draft-vocab {size}, not {o.draft_vocab}; give another --out."
             )
         coverage = getattr(head.config, heads.OURS)["vocabulary_coverage"]
         self.save(draft_vocab_size=size, vocabulary_coverage=coverage, held_out_coverage=round(covered(head, held), 6))

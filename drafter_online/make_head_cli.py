@@ -11,7 +11,7 @@ import typer
 from rich.logging import RichHandler
 from rich.progress import TaskID
 
-from drafter_online.console import Dtype, Json, bars, integers, show_facts, torch_dtype, values
+from drafter_online import console
 
 log = logging.getLogger(__name__)
 
@@ -37,32 +37,26 @@ def make_head(
         int | None,
         typer.Option("--draft-vocab", min=1, help="Tokens the head can draft; 99.9 % of the text (8192 at most)."),
     ] = None,
-    aux: Annotated[
-        str | None, typer.Option("--aux", help="Auxiliary layers, e.g. 2,18,33; chosen when left out.")
-    ] = None,
+    aux: console.Aux = None,
     hold_out: Annotated[
         float, typer.Option("--hold-out", min=0.01, max=0.9, help="Share of the prompts that it is measured on.")
     ] = 0.1,
     buffer_gib: Annotated[float, typer.Option("--buffer-gib", min=0.001, help="Most memory of samples.")] = 2.0,
     device: Annotated[str, typer.Option("--device", help="Torch device that trains.")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="CPU threads that train; torch decides when left out.")
-    ] = None,
+    threads: console.Threads = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of text, weights and training.")] = 0,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A knob of training; may be repeated.")
-    ] = None,
+    overrides: console.Overrides = None,
     engine: Annotated[
         list[str] | None,
         typer.Option("--engine", metavar="KEY=VALUE", help="An argument of vLLM's LLM, such as dtype."),
     ] = None,
-    dtype: Dtype = "bfloat16",
-    as_json: Json = False,
+    dtype: console.Dtype = "bfloat16",
+    as_json: console.Json = False,
 ) -> None:
     """Make a trained EAGLE-3 head for a model: generate with vLLM, train, evaluate, write what `vllm serve` loads."""
     from drafter_online.make_head import Options, make
 
-    weights = torch_dtype(dtype)
+    weights = console.torch_dtype(dtype)
     if threads is not None:
         import torch
 
@@ -77,16 +71,16 @@ def make_head(
         max_tokens=max_tokens,
         batch=batch,
         buffer_bytes=int(buffer_gib * 2**30),
-        aux=integers(aux, "--aux") if aux else None,
+        aux=console.aux_layers(aux),
         draft_vocab=draft_vocab,
         hold_out=hold_out,
         device=device,
         dtype=weights,
         seed=seed,
-        training=values(overrides or [], "training."),
-        engine=values(engine or []),
+        training=console.values(overrides, "training."),
+        engine=console.values(engine),
     )
-    with bars(quiet=as_json) as progress:
+    with console.bars(quiet=as_json) as progress:
         on_terminal = progress.console.is_terminal
         handlers = [RichHandler(console=progress.console)] if on_terminal else None
         form = "%(message)s" if on_terminal else "%(asctime)s %(message)s"
@@ -105,7 +99,7 @@ def make_head(
             progress.update(tasks[phase], completed=done, total=total, text=text)
 
         facts = make(options, note)
-    show_facts(facts if as_json else _table(facts), as_json)
+    console.show_facts(facts if as_json else _table(facts), as_json)
 
 
 def _table(facts: dict[str, Any]) -> dict[str, Any]:

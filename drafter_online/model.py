@@ -98,7 +98,7 @@ class Eagle3:
             del self.head.lm_head.forward  # the class's own again
         if len(found) != steps:
             raise TrainingError(
-                f"drafter-online: speculators' forward ran its LM head {len(found)} times in {steps} steps; this "
+                f"speculators' forward ran its LM head {len(found)} times in {steps} steps; this "
                 "version of the library is not supported."
             )
         return found
@@ -134,7 +134,7 @@ class DraftModel:
         verifier = architecture.target_config(target)
         if model.config.vocab_size != verifier.vocab_size:
             raise HeadError(
-                f"drafter-online: the draft model has {model.config.vocab_size} tokens and its target {target} "
+                f"the draft model has {model.config.vocab_size} tokens and its target {target} "
                 f"{verifier.vocab_size}; a draft model must have its target's vocabulary."
             )
         _, norm, lm_head = heads.of_target(target)
@@ -219,10 +219,10 @@ def load(folder: str | Path, target: str | Path | None) -> TrainedDrafter:
         from transformers import AutoModelForCausalLM
 
         if target is None:
-            raise HeadError("drafter-online: a draft model does not say what it drafts for; give the target.")
+            raise HeadError("a draft model does not say what it drafts for; give the target.")
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as e:
-            raise HeadError(f"drafter-online: {folder} is no draft model that transformers can read ({e}).") from e
+            raise HeadError(f"{folder} is no draft model that transformers can read ({e}).") from e
         return DraftModel(model, target)
     return Eagle3(heads.load(folder, target))

@@ -79,7 +79,7 @@ class MasterWeights:
             t = tensors.get(f"master.{n}")
             if t is None or t.shape != m.shape:
                 raise TrainingError(
-                    f"drafter-online: the checkpoint has no {n} of shape {list(m.shape)}: it is of another drafter; "
+                    f"the checkpoint has no {n} of shape {list(m.shape)}: it is of another drafter; "
                     "give another folder."
                 )
         with torch.no_grad():

@@ -72,9 +72,9 @@ def rows(file: Path, columns: tuple[str, ...]) -> list[Any]:
     try:
         found = list(_parquet(file, columns) if file.suffix == ".parquet" else _lines(file))
     except (OSError, UnicodeDecodeError) as e:
-        raise TrainingError(f"drafter-online: --prompts {file} cannot be read ({e}).") from e
+        raise TrainingError(f"--prompts {file} cannot be read ({e}).") from e
     if not found:
-        raise TrainingError(f"drafter-online: --prompts {file} holds no prompt; give one per line.")
+        raise TrainingError(f"--prompts {file} holds no prompt; give one per line.")
     return found
 
 
@@ -90,12 +90,12 @@ def tokenized(prompts: Iterable[Any], target: str | Path, room: int) -> tuple[li
         tokenizer = AutoTokenizer.from_pretrained(str(target))
     except Exception as e:  # whatever a tokenizer's files can be
         why = " ".join(str(e).split())[:200]
-        raise TrainingError(f"drafter-online: {target} has no tokenizer that can be loaded ({why}).") from e
+        raise TrainingError(f"{target} has no tokenizer that can be loaded ({why}).") from e
     found = list(dict.fromkeys(tuple(_ids(p, tokenizer)) for p in prompts))
     fit = [list(ids) for ids in found if 0 < len(ids) <= room]
     if not fit:
         raise TrainingError(
-            f"drafter-online: no prompt leaves room for --max-tokens: the shortest has {min(map(len, found))} tokens "
+            f"no prompt leaves room for --max-tokens: the shortest has {min(map(len, found))} tokens "
             f"and {max(0, room)} fit; give shorter ones, or a smaller --max-tokens."
         )
     return fit, len(found) - len(fit)
@@ -110,18 +110,18 @@ def _lines(file: Path) -> Iterable[Any]:
         try:
             yield line if plain else json.loads(line)
         except ValueError as e:
-            raise TrainingError(f"drafter-online: line {number} of --prompts {file} is not JSON ({e}).") from e
+            raise TrainingError(f"line {number} of --prompts {file} is not JSON ({e}).") from e
 
 
 def _parquet(file: Path, columns: tuple[str, ...]) -> Iterable[Any]:
     try:
         import pyarrow.parquet as parquet  # type: ignore[import-untyped,unused-ignore]
     except ModuleNotFoundError as e:
-        raise TrainingError("drafter-online: Parquet prompts need pyarrow; pip install pyarrow, or give JSONL.") from e
+        raise TrainingError("Parquet prompts need pyarrow; pip install pyarrow, or give JSONL.") from e
     try:
         table = parquet.read_table(file)
     except ValueError as e:  # pyarrow's own errors are ValueErrors
-        raise TrainingError(f"drafter-online: --prompts {file} is not Parquet ({' '.join(str(e).split())}).") from e
+        raise TrainingError(f"--prompts {file} is not Parquet ({' '.join(str(e).split())}).") from e
     return table.select([c for c in columns if c in table.column_names]).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -134,7 +134,7 @@ def _prompt(row: Any, i: int, file: Path) -> Any:
             row = row[:-1]
     if not row or not isinstance(row, str | list) or (isinstance(row, list) and not isinstance(row[0], dict)):
         raise TrainingError(
-            f"drafter-online: row {i} of --prompts {file} is no prompt: it needs `prompt` or `messages`, text or chat "
+            f"row {i} of --prompts {file} is no prompt: it needs `prompt` or `messages`, text or chat "
             "messages that are not empty."
         )
     return row
@@ -148,5 +148,5 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as e:  # a template raises what it likes
-        raise TrainingError(f"drafter-online: a prompt does not fit the model's chat template ({e}).") from e
+        raise TrainingError(f"a prompt does not fit the model's chat template ({e}).") from e
     return list(tokenizer.encode(text, add_special_tokens=False))

@@ -162,7 +162,7 @@ class Release:
             VersionError: it is not in the store, or the store cannot be written.
         """
         if number not in self.store.numbers():
-            raise VersionError(f"drafter-online: version {number} is not in the store; it has {self.store.numbers()}.")
+            raise VersionError(f"version {number} is not in the store; it has {self.store.numbers()}.")
         with self._lock:
             self.store.record(number, "rolled_back", "by hand")
             if self.candidate == number:

@@ -149,7 +149,7 @@ class Sample:
     def window(self, start: int, stop: int) -> Sample:
         """Tokens [start, stop) with their verify steps; tensors are views."""
         if not 0 <= start < stop <= len(self):
-            raise SampleError(f"drafter-online: window [{start}, {stop}) is not inside a sample of {len(self)} tokens.")
+            raise SampleError(f"window [{start}, {stop}) is not inside a sample of {len(self)} tokens.")
         cut = {n: getattr(self, n)[start:stop] for n in _TENSORS}
         return dataclasses.replace(self, **cut, verify=self.verify.between(start, stop))
 
@@ -181,7 +181,7 @@ class Sample:
         """
         for field, value, fits, want in chain(_tensors(self), _verify(self), _facts(self)):
             if not fits:
-                raise SampleError(f"drafter-online: a sample is refused: `{field}` is {value}, but must be {want}.")
+                raise SampleError(f"a sample is refused: `{field}` is {value}, but must be {want}.")
         return self
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
@@ -204,11 +204,9 @@ class Sample:
             header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]
             found, record = header["format"], json.loads(header["sample"])
         except (SafetensorError, ValueError, KeyError, TypeError) as e:
-            raise SampleError(
-                f"drafter-online: a sample of {len(blob)} bytes is refused: it cannot be read ({e})."
-            ) from e
+            raise SampleError(f"a sample of {len(blob)} bytes is refused: it cannot be read ({e}).") from e
         if found != FORMAT:
-            raise SampleError(f"drafter-online: a sample of format {found!r} is refused; use {FORMAT!r}.")
+            raise SampleError(f"a sample of format {found!r} is refused; use {FORMAT!r}.")
         return cls.of_parts(tensors, record).validate()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -231,7 +229,7 @@ class Sample:
             verify = {n: tensors[f"verify.{n}"] for n in _VERIFY} | {"drafter": drafter}
             return msgspec.convert(record | {n: tensors[n] for n in _TENSORS} | {"verify": verify}, cls)
         except (msgspec.ValidationError, KeyError, IndexError, TypeError) as e:
-            raise SampleError(f"drafter-online: a sample is refused: {e!r} is missing or of the wrong kind.") from e
+            raise SampleError(f"a sample is refused: {e!r} is missing or of the wrong kind.") from e
 
 
 _FACTS = tuple(f.name for f in dataclasses.fields(Sample) if f.name not in (*_TENSORS, "verify"))

@@ -202,7 +202,6 @@ class Service:
             self.when.served(now.emitted - before.emitted, now.steps - before.steps, self.engines.seconds - seconds)
         for found in status.verdicts[-16:]:
             if self.release.judge(engine.name, found):
-                self.counts[f"verdict/{found.verdict}"] += 1
                 text = f"version {found.version} was {found.verdict.replace('_', ' ')} by {engine.name}: {found.reason}"
                 log.info("drafter-online: %s", text)
                 self.alarms.set("rollback", None if found.verdict == "promoted" else text)
@@ -246,7 +245,7 @@ class Service:
                     continue
                 failures = 0
             except TrainingError as e:
-                self.alarms.set("training", f"training has ended: {str(e).removeprefix('drafter-online: ')}")
+                self.alarms.set("training", f"training has ended: {e.plain}")
                 return
             except Exception as e:  # a bad sample, a device that is gone: serving continues, and this is tried again
                 failures += 1
@@ -289,7 +288,6 @@ class Service:
         if self.when is not None:
             self.when.trained(self.idle.counts.used - used)
         if report.skipped is not None:
-            self.counts[f"skipped/{report.skipped}"] += 1
             self.alarms.set("loss", "the latest losses were not finite" if report.skipped == "not_finite" else None)
             return report.skipped not in ("empty", "out_of_memory")
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
@@ -326,7 +324,7 @@ class Service:
         try:
             number = self.trainer.publish(self.versions, startup.dtype(self.config), policy)
         except VersionError as e:
-            self.alarms.set("store", str(e).removeprefix("drafter-online: "))
+            self.alarms.set("store", e.plain)
             self.counts["failed_publications"] += 1
             return
         self.alarms.set("store", None)
@@ -353,7 +351,7 @@ class Service:
             buffer.save(self.config.dir / "buffer")
             self.alarms.set("buffer", None)
         except BufferFileError as e:
-            self.alarms.set("buffer", str(e).removeprefix("drafter-online: "))
+            self.alarms.set("buffer", e.plain)
 
     # ---- checkpoints of a job, on the thread that trains ------------------------------------------------------------
 
@@ -368,7 +366,7 @@ class Service:
         self._save()
         assert self.trainer.checkpoints is not None
         if self.trainer.checkpoints.failed is not None:
-            raise ServiceError(f"drafter-online: {self.trainer.checkpoints.failed}.")
+            raise ServiceError(f"{self.trainer.checkpoints.failed}.")
 
     def taken_over(self) -> None:
         """The trainer resumed another state, whose buffer and versions are in the folder now."""

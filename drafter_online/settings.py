@@ -96,4 +96,4 @@ def _checked(kind: type[M], given: dict[str, Any], prefix: str, error: type[Draf
     except ValidationError as e:
         first = e.errors()[0]
         where = prefix + ".".join(map(str, first["loc"]))
-        raise error(f"drafter-online: {where} = {first['input']!r}: {first['msg']}.") from e
+        raise error(f"{where} = {first['input']!r}: {first['msg']}.") from e

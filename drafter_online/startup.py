@@ -14,7 +14,7 @@ from drafter_online.alarms import Alarms
 from drafter_online.architecture import target_config
 from drafter_online.buffer import Buffer
 from drafter_online.errors import BufferFileError, HeadError, ServiceError
-from drafter_online.files import try_lock
+from drafter_online.files import oserror_as, try_lock
 from drafter_online.settings import ServiceConfig
 from drafter_online.trainer import Trainer
 from drafter_online.versions import Versions
@@ -27,15 +27,11 @@ def lock_folder(folder: Path) -> int:
         ServiceError: it cannot be written, or another daemon has it.
     """
     path = folder / "lock"
-    try:
+    with oserror_as(ServiceError, f"{folder} cannot be written", "give another --dir"):
         fd = try_lock(path)
-    except OSError as e:
-        raise ServiceError(
-            f"drafter-online: {folder} cannot be written ({e.strerror or e}); give another --dir."
-        ) from e
     if fd is None:
         raise ServiceError(
-            f"drafter-online: {folder} is in use by another daemon (process {path.read_text() or 'unknown'}); stop it, "
+            f"{folder} is in use by another daemon (process {path.read_text() or 'unknown'}); stop it, "
             "or give another --dir."
         )
     os.ftruncate(fd, 0)
@@ -98,7 +94,7 @@ def torch_device(name: str) -> str:
     seen = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
     if name not in seen:
         raise ServiceError(
-            f"drafter-online: the engine's device {name} is none of those that the trainer sees "
+            f"the engine's device {name} is none of those that the trainer sees "
             f"({', '.join(seen) or 'none'}); give the trainer all devices in CUDA_VISIBLE_DEVICES."
         )
     return f"cuda:{seen.index(name)}"
@@ -112,7 +108,7 @@ def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
     try:
         return Buffer.load(config.dir / "buffer", keep) if config.keep_samples else Buffer(keep)
     except BufferFileError as e:
-        alarms.set("buffer", str(e).removeprefix("drafter-online: "))
+        alarms.set("buffer", e.plain)
         return Buffer(keep)
 
 
@@ -124,4 +120,4 @@ def fit_vocabulary(config: ServiceConfig, training: Trainer, alarms: Alarms) -> 
         heads.fit_vocabulary(training.drafter.head, config.target, training.buffer.token_counts())
         alarms.set("vocabulary", None)
     except HeadError as e:
-        alarms.set("vocabulary", str(e).removeprefix("drafter-online: "))
+        alarms.set("vocabulary", e.plain)

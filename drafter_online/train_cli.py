@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from drafter_online.console import Dtype, Json, bars, group, show_facts, show_table, torch_dtype, values
+from drafter_online.console import Dtype, Json, Overrides, bars, group, show_facts, show_table, torch_dtype, values
 
 if TYPE_CHECKING:
     from drafter_online.buffer import Buffer
@@ -57,9 +57,7 @@ def train(
     hold_out: Annotated[
         float, typer.Option("--hold-out", min=0, max=0.9, help="Share of the prompts that acceptance is measured on.")
     ] = 0.1,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A knob of training; may be repeated.")
-    ] = None,
+    overrides: Overrides = None,
     device: Annotated[str, typer.Option("--device", help="Torch device.")] = "cpu",
     dtype: Dtype = "bfloat16",
     as_json: Json = False,
@@ -72,7 +70,7 @@ def train(
     from drafter_online.versions import Versions
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    config = training_of(values(overrides or [], "training."))
+    config = training_of(values(overrides, "training."))
     store = Versions(out)
     all_samples = list(saved_buffer(buffer))
     if domain is not None:
@@ -80,12 +78,12 @@ def train(
         all_samples = [s for s in all_samples if s.domain == domain]
         if not all_samples:
             raise TrainingError(
-                f"drafter-online: the buffer {buffer} has no sample of the domain {domain!r}; it has "
+                f"the buffer {buffer} has no sample of the domain {domain!r}; it has "
                 f"{', '.join(there) or 'none with a domain'}."
             )
     kept, held = split(all_samples, hold_out)
     if not len(kept):
-        raise TrainingError(f"drafter-online: the buffer {buffer} has nothing to train on; collect samples first.")
+        raise TrainingError(f"the buffer {buffer} has nothing to train on; collect samples first.")
     drafter, parent = _drafter(store, head, model, target)
     trainer = Trainer(drafter, kept, config, checkpoints=state, device=device, parent=parent)
     resumed = trainer.resume()
@@ -125,7 +123,7 @@ def saved_buffer(folder: Path) -> Buffer:
     from drafter_online.errors import BufferFileError
 
     if not (folder / INDEX).is_file():
-        raise BufferFileError(f"drafter-online: there is no saved buffer in {folder} ({INDEX} is missing).")
+        raise BufferFileError(f"there is no saved buffer in {folder} ({INDEX} is missing).")
     return Buffer.load(folder, BufferConfig(max_bytes=1 << 62))
 
 
@@ -138,8 +136,8 @@ def _drafter(store: Any, head: Path | None, model: Path | None, target: str | No
     if parent is not None:
         store.load(parent)  # verified before it is built upon
     if model is not None and target is None:
-        raise HeadError("drafter-online: --model needs --target: a draft model does not say what it drafts for.")
+        raise HeadError("--model needs --target: a draft model does not say what it drafts for.")
     source = store.path(parent) if parent is not None else model or head
     if source is None:
-        raise HeadError("drafter-online: nothing to train: give --head, --model, or a store with a version in it.")
+        raise HeadError("nothing to train: give --head, --model, or a store with a version in it.")
     return load(source, target), parent

@@ -241,7 +241,7 @@ class Trainer:
             )
             if not all(bool(t.isfinite().all()) for t in self._good.values()):
                 raise TrainingError(
-                    "drafter-online: the loss is not finite and there is no good state to go back to; use another head."
+                    "the loss is not finite and there is no good state to go back to; use another head."
                 )
             self._master_weights.restore(self._good)
             self.counts.restored += 1
@@ -255,8 +255,7 @@ class Trainer:
             self.batch_tokens = max(SMALLEST_BATCH, self.batch_tokens // 2)
             log.warning("drafter-online: out of memory; micro-steps of %d tokens from now on", self.batch_tokens)
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self.lends()
         return StepReport(skipped="out_of_memory")
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
@@ -303,8 +302,7 @@ class Trainer:
         tensors, record = found
         if record["base"] != self.drafter.base:
             raise TrainingError(
-                f"drafter-online: the checkpoint is for the target {record['base']!r}, not {self.drafter.base!r}; give "
-                "another folder."
+                f"the checkpoint is for the target {record['base']!r}, not {self.drafter.base!r}; give another folder."
             )
         version, state, gauss = record["rng"]
         counts = TrainerCounts(**record["counts"])  # first: what does not fit changes nothing

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from drafter_online.errors import VersionError
-from drafter_online.files import digest, sha256, sync_folder, temporary_folder, write_synced
+from drafter_online.files import digest, oserror_as, sha256, sync_folder, temporary_folder, write_synced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,16 +168,14 @@ class Versions:
             tensors={n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in plain.items()},
             provenance=dict(provenance or {}),
         )
-        try:
-            with temporary_folder(self.folder, ".publish") as temporary:
-                for name, data in files.items():
-                    write_synced(temporary / name, data)
-                number = self._rename(temporary, manifest, parent)
-        except OSError as e:
-            raise VersionError(
-                f"drafter-online: a drafter version cannot be written to {self.folder} ({e.strerror or e}); make it "
-                "writable, free space, or choose another folder."
-            ) from e
+        what = f"a drafter version cannot be written to {self.folder}"
+        with (
+            oserror_as(VersionError, what, "make it writable, free space, or choose another folder"),
+            temporary_folder(self.folder, ".publish") as temporary,
+        ):
+            for name, data in files.items():
+                write_synced(temporary / name, data)
+            number = self._rename(temporary, manifest, parent)
         self._prune()
         return number
 
@@ -226,7 +224,7 @@ class Versions:
             found = parse(path.read_bytes())
         except FileNotFoundError as e:
             have = f"it has {self.numbers()}" if self.folder.is_dir() else "the folder does not exist"
-            raise VersionError(f"drafter-online: version {number} is not in {self.folder}; {have}.") from e
+            raise VersionError(f"version {number} is not in {self.folder}; {have}.") from e
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise _refused(number, f"{path} is damaged ({e})") from e
         if found.version != number:
@@ -255,10 +253,8 @@ class Versions:
         blobs = {}
         for name in (MODEL, CONFIG):
             path = self.path(number) / name
-            try:
+            with oserror_as(VersionError, f"drafter version {number} is refused: {path} cannot be read"):
                 blobs[name] = path.read_bytes()
-            except OSError as e:
-                raise _refused(number, f"{path} cannot be read ({e.strerror or e})") from e
             if sha256(blobs[name]) != m.files.get(name, {}).get("sha256"):
                 raise _refused(number, f"{path} does not match its checksum: it is truncated or altered")
         try:
@@ -267,7 +263,7 @@ class Versions:
         except SafetensorError as e:
             raise _refused(number, f"{MODEL} is not a readable safetensors file ({e})") from e
         except VersionError as e:
-            raise _refused(number, str(e).removeprefix("drafter-online: ").rstrip(".")) from e
+            raise _refused(number, e.plain.rstrip(".")) from e
         return Version(m, json.loads(blobs[CONFIG]), tensors)
 
     # ---- verdicts ---------------------------------------------------------------------------------------------------
@@ -280,17 +276,13 @@ class Versions:
         """
         event = Event(number, verdict, reason, _now())
         line = json.dumps(dataclasses.asdict(event), separators=(",", ":")).encode() + b"\n"
-        try:
+        what = f"the verdict {verdict!r} on version {number} cannot be written to {self.folder / EVENTS}"
+        with oserror_as(VersionError, what):
             self.folder.mkdir(parents=True, exist_ok=True)
             # One write in append mode: concurrent recorders do not mix their lines.
             with open(self.folder / EVENTS, "ab", buffering=0) as f:
                 f.write(line)
                 os.fsync(f.fileno())
-        except OSError as e:
-            raise VersionError(
-                f"drafter-online: the verdict {verdict!r} on version {number} cannot be written to "
-                f"{self.folder / EVENTS} ({e.strerror or e})."
-            ) from e
         return event
 
     def events(self) -> list[Event]:
@@ -323,17 +315,17 @@ def parse(manifest: bytes) -> Manifest:
 
 def _check_payload(tensors: Mapping[str, Tensor], kind: Kind) -> None:
     if not tensors:
-        raise VersionError("drafter-online: a version without weights.")
+        raise VersionError("a version without weights.")
     for name, t in tensors.items():
         # The target's embedding is shared by reference in the engine: loading it would change the target.
         if kind == "eagle3" and ("embed_tokens" in name or name.startswith("verifier_")):
-            raise VersionError(f"drafter-online: {name} belongs to the target and must not be in a drafter version.")
+            raise VersionError(f"{name} belongs to the target and must not be in a drafter version.")
         if t.is_floating_point() and not bool(t.isfinite().all()):
-            raise VersionError(f"drafter-online: {name} has NaN or infinity in it.")
+            raise VersionError(f"{name} has NaN or infinity in it.")
 
 
 def _refused(number: int, why: str) -> VersionError:
-    return VersionError(f"drafter-online: drafter version {number} is refused: {why}.")
+    return VersionError(f"drafter version {number} is refused: {why}.")
 
 
 def _now() -> str:

@@ -86,7 +86,7 @@ def versions_rollback(
     versions = Versions(store)
     number = version if version is not None else versions.promoted()
     if number is None:
-        raise VersionError(f"drafter-online: no version in {store} is promoted, so there is nothing to roll back.")
+        raise VersionError(f"no version in {store} is promoted, so there is nothing to roll back.")
     event = versions.record(number, "rolled_back", reason)
     now = versions.promoted()
     text = f"version {number} is rolled back; promoted is now {'none' if now is None else now}"

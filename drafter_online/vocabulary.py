@@ -38,7 +38,7 @@ def choose(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tenso
 
     if counts and not 0 <= min(counts) <= max(counts) < vocabulary:
         raise HeadError(
-            f"drafter-online: counts has token {max(counts)}, but the target's vocabulary has {vocabulary}; count the "
+            f"counts has token {max(counts)}, but the target's vocabulary has {vocabulary}; count the "
             "same target's tokens."
         )
     d2t, t2d = build_vocab_mappings_from_distribution(

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rollspec.errors import RollspecError
 
 if TYPE_CHECKING:
     from rollspec.config import RollspecConfig as RollspecConfig
-    from rollspec.errors import RollspecError as RollspecError
+
+__version__ = "0.1.0"
 
 __all__ = ["RollspecConfig", "RollspecError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RollspecConfig":
-        from rollspec.config import RollspecConfig
+    if name != "RollspecConfig":
+        raise AttributeError(f"module 'rollspec' has no attribute {name!r}")
+    from rollspec.config import RollspecConfig
 
-        return RollspecConfig
-    if name == "RollspecError":
-        from rollspec.errors import RollspecError
-
-        return RollspecError
-    raise AttributeError(f"module 'rollspec' has no attribute {name!r}")
+    return RollspecConfig

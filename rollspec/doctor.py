@@ -87,6 +87,7 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
     vllm, plugin, suffix, runner = _vllm(version), _plugin(environ), _suffix(found["numba"]), _runner(environ, cpu)
     trainers = (_trainer(found[name], *TRAINERS[name]) for name in TRAINERS)
     environment = (switch, runner, _history(config), _torch(versions["torch"]), _cpu(environ))
+    hooks = () if version is None else [(h, h.off_because(version, cpu)) for h in HOOKS]
     usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status, runner.status)
     return Report(
         usable=usable,
@@ -95,14 +96,8 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
         packages=tuple(found.values()),
         capabilities=(vllm, plugin, suffix, *trainers),
         environment=environment,
-        hooks=() if version is None else _hooks(version, cpu),
+        hooks=tuple(Check(h.name, "off" if off else "ok", f"{off or h.why}.") for h, off in hooks),
     )
-
-
-def _hooks(version: str, cpu: bool) -> tuple[Check, ...]:
-    """A line for each change to vLLM: whether it is made in this version, and why."""
-    off = [h.off_because(version, cpu) for h in HOOKS]
-    return tuple(Check(h.name, "off" if o else "ok", f"{o or h.why}.") for h, o in zip(HOOKS, off, strict=True))
 
 
 def _vllm(version: str | None) -> Check:

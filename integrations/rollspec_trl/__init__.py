@@ -26,11 +26,11 @@ def enable(source: Source = "default") -> None:
     Raises:
         ConfigError: `source` cannot be used; a typo must stop the start, not silently cost the speed-up.
     """
-    from rollspec_trl import generation, options, trainer
+    from rollspec_trl import engines, generation, trainer
 
     config = resolve(source)
     if not is_tested("TRL"):
         return
-    options.set_config(config)
+    engines.set_config(config)
     on_import("trl.generation.vllm_generation", generation.install)
     on_import("trl.trainer.grpo_trainer", trainer.install)

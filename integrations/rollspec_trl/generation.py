@@ -16,8 +16,7 @@ from rollspec.engine.vllm.hooks.base import wrap_all
 from rollspec.head import metadata
 from rollspec.sampling.conversations import Conversation
 from rollspec.sampling.scoring import TURN
-from rollspec_trl import options
-from rollspec_trl.engines import Colocated
+from rollspec_trl import engines
 from rollspec_trl.state import TrlState
 
 logger = logging.getLogger("rollspec")
@@ -30,7 +29,7 @@ def install(module: ModuleType) -> None:
 
 
 def _init(original: Callable[..., Any], self: Any) -> Any:
-    with options.for_engine(self):
+    with engines.for_engine(self):
         out = original(self)
     state = TrlState.of(self)
     with state.faults.left_out("connecting"):
@@ -60,7 +59,7 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     given = {**dict(zip(("prompts", "images"), args, strict=False)), **kwargs}
     prompts, images = given["prompts"], given.get("images")
     rollouts: list[Conversation | None] = []
-    if isinstance(state.engine, Colocated) and state.step is not None and images is None:
+    if isinstance(state.engine, engines.Colocated) and state.step is not None and images is None:
         with state.faults.left_out("the turns of rollouts"):
             rollouts = _rollouts(state, prompts)
     began = time.perf_counter()
@@ -74,12 +73,12 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
             self.llm = llm
     state.generation_seconds += time.perf_counter() - began
     if state.step is not None:
-        state.turns.append((list(prompts), list(out[1])))  # TRL's tool loop writes whole rollouts into its lists
-        state.rollouts.append(rollouts)
+        # TRL's tool loop writes whole rollouts into its lists.
+        state.turns.append((list(prompts), list(out[1]), rollouts))
     for rollout, prompt, response in zip(rollouts, prompts, out[1], strict=False):
         if rollout is not None:
             rollout.answered(prompt, response)
-    if isinstance(state.engine, Colocated) and options.config().drafter.mode == "idle":
+    if isinstance(state.engine, engines.Colocated) and engines.config().drafter.mode == "idle":
         # The machine is the trainer's until the engine computes again.
         with state.faults.left_out("drafter training"):
             state.engine.call("updating", {"on": True})
@@ -88,9 +87,9 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 
 def _rollouts(state: TrlState, prompts: Sequence[Sequence[int]]) -> list[Conversation | None]:
     """The rollout that each prompt goes on with. TRL's tool loop keeps those of the last turn in their order."""
-    if not state.rollouts:
+    if not state.turns:
         return [Conversation.begin(prompt) for prompt in prompts]
-    before = iter([r for r in state.rollouts[-1] if r is not None])
+    before = iter([r for r in state.turns[-1][2] if r is not None])
     return [next((r for r in before if r.goes_on(prompt)), None) for prompt in prompts]
 
 

@@ -6,8 +6,10 @@ TRL's own code runs unchanged; what rollspec adds is caught, logged once, counte
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +19,9 @@ import numpy as np
 from rollspec.engine.vllm.hooks.base import wrap_all
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
-from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
-from rollspec_trl import options
+from rollspec.telemetry.health import rollout_metrics
+from rollspec.telemetry.metrics import engine_metrics
+from rollspec_trl import engines
 from rollspec_trl.state import TrlState
 
 log_once = LogOnce()
@@ -56,7 +59,7 @@ def _batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -
     if state.step is None:
         state.step = lambda: int(self.state.global_step)
         self.__dict__["_rollspec_logged"] = time.perf_counter()
-    state.turns, state.rollouts, state.scores = [], [], None
+    state.turns, state.scores = [], None
     out = original(self, *args, **kwargs)
     if self.model.training:
         items: list[list[Any]] = []
@@ -97,9 +100,9 @@ def _on_batch(state: TrlState, out: dict[str, Any], items: list[list[Any]], alon
             state.logprobs[1].extend(_by_response(trained, mask))
     if not state.turns:
         return
+    prompts, responses, begun = state.turns[0]
     if alone and len(state.turns) == 1:
-        state.overlaps.append(_epochs(state, *state.turns[0], logprobs))
-    prompts, responses = state.turns[0]
+        state.overlaps.append(_epochs(state, prompts, responses, logprobs))
     # TRL can mask truncated responses, so with one turn they are counted before that.
     state.lengths.extend(map(len, responses) if len(state.turns) == 1 else map(int, mask.sum(1).tolist()))
     if state.scores is None or len(state.scores) != len(responses):
@@ -108,8 +111,8 @@ def _on_batch(state: TrlState, out: dict[str, Any], items: list[list[Any]], alon
     rows = zip(prompts, responses, state.scores, strict=True)
     items.extend([prompt_key(p), prompt_key(r), float(s)] for p, r, s in rows if np.isfinite(s))
     # Later turns of a rollout with tools, where they are known: the engine has them under the first one's prompt.
-    scores = {r.name: s for r, s in zip(state.rollouts[0], state.scores, strict=False) if r is not None}
-    for (later, said), rollouts in zip(state.turns[1:], state.rollouts[1:], strict=True):
+    scores = {r.name: s for r, s in zip(begun, state.scores, strict=False) if r is not None}
+    for later, said, rollouts in state.turns[1:]:
         for prompt, response, r in zip(later, said, rollouts, strict=False):
             if r is not None and np.isfinite(scores[r.name]):
                 items.append([prompt_key(prompt[: r.first]), prompt_key(response), float(scores[r.name])])
@@ -122,18 +125,15 @@ def _by_response(values: Any, mask: Any) -> list[Any]:
 
 def _epochs(state: TrlState, prompts: list[Any], responses: list[Any], logprobs: list[Any] | None) -> dict[str, float]:
     """How much of the last epoch's responses these repeat; a sample is named by its place among its prompt's."""
-    seen: dict[str, int] = {}
+    places: dict[str, Iterator[int]] = defaultdict(itertools.count)
     keys = [prompt_key(p) for p in prompts]
-    samples = []
-    for key in keys:
-        seen[key] = seen.get(key, -1) + 1
-        samples.append(str(seen[key]))
+    samples = [str(next(places[key])) for key in keys]
     return state.health.epochs(keys, samples, [as_tokens(r) for r in responses], logprobs)
 
 
 def _suspects(trainer: Any) -> dict[str, list[str]]:
     """What in this job is known to move importance ratios away from 1, or to repeat the last epoch, as clauses."""
-    generation, config = trainer.vllm_generation, options.config()
+    generation, config = trainer.vllm_generation, engines.config()
     clauses = []
     if (getattr(generation, "top_p", None) or 1.0) < 1.0 or (getattr(generation, "top_k", None) or 0) > 0:
         clauses.append("top_p and top_k cut the engine's distribution, and the trainer's is whole")
@@ -142,7 +142,7 @@ def _suspects(trainer: Any) -> dict[str, list[str]]:
 
 
 def _send_rewards(trainer: Any, state: TrlState, items: list[list[Any]]) -> None:
-    if not options.config().enabled:
+    if not engines.config().enabled:
         return
     if trainer.vllm_generation.mode == "server" and trainer.accelerator.num_processes > 1:
         from accelerate.utils import gather_object
@@ -188,7 +188,7 @@ def _add_metrics(trainer: Any, state: TrlState, logs: dict[str, Any]) -> None:
     logs.update(measured)
     logs["rollspec/rollout/generation_seconds"] = seconds
     logs["rollspec/rollout/generation_share"] = seconds / max(now - since, 1e-9)
-    if options.config().enabled:
+    if engines.config().enabled:
         logs.update(engine_metrics([a for p in parts for a in p["answers"]], faults))
 
 

@@ -30,7 +30,7 @@ def _register() -> None:
     if not is_tested("verl", version):
         return
     try:
-        from rollspec_verl import fully_async, replica, resume, reuse, servers, teacher, trainer, weights
+        from rollspec_verl import fully_async, replica, resume, reuse, servers, teacher, trainer
 
         hooked = {  # in the task runner
             "verl.checkpoint_engine.base": servers.install,
@@ -44,7 +44,7 @@ def _register() -> None:
             # where servers are made
             "verl.workers.rollout.replica": replica.install,
             # in the workers that train
-            "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": weights.install,
+            "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": servers.install_sender,
             "verl.workers.engine_workers": teacher.install,
             "verl.workers.engine.fsdp.transformer_impl": teacher.install_engine,
         }

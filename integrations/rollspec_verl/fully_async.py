@@ -106,7 +106,7 @@ async def _fit(original: Callable[..., Any], self: Any, *args: Any, **kwargs: An
         return await original(self, *args, **kwargs)
     finally:
         with trainer.VerlState.of(self).faults.left_out("end"):
-            await asyncio.to_thread(servers.tidy, servers.replicas_of(self))
+            await asyncio.to_thread(servers.tidy, self)
 
 
 HOOKS = {

@@ -9,19 +9,24 @@ import asyncio
 import inspect
 import json
 import logging
+import re
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rollspec.engine.calls import EngineCalls, why_off
 from rollspec.engine.vllm.hooks.base import wrap
-from rollspec.telemetry.rollouts import NO_ANSWER
-from rollspec_verl import options, segments
+from rollspec.telemetry.metrics import NO_ANSWER
+from rollspec_verl import options
 from rollspec_verl.reuse import ReusingServer
 
 logger = logging.getLogger("rollspec")
 
 WATCH_SECONDS = 1.0
 """How often a server looks whether its engine lives."""
+
+SHM = Path("/dev/shm")
 
 
 def install(module: ModuleType) -> None:
@@ -51,6 +56,24 @@ def accept_wait_flag(engine: Any) -> None:
 
     if "wait_for_inflight_requests" not in inspect.signature(engine.pause_generation).parameters:
         wrap(engine, "pause_generation", pause)
+
+
+def segments_below() -> set[str]:
+    """Names of the shared memory that descendants of this process map; none where there is no /proc.
+
+    vLLM's processes talk through segments that their creator removes when it ends in order. Under verl it never does:
+    Ray kills the servers and all below them, and with them Python's resource tracker, so each job leaves some hundred
+    MB of names in /dev/shm. A segment's name is needed only until everyone is attached; the memory lives as long as a
+    process maps it. So the names an engine had when it was up may be removed as soon as no process will attach any
+    more: when it died, and when the training loop has ended.
+    """
+    import psutil  # vLLM depends on it
+
+    names: set[str] = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(OSError, UnicodeDecodeError):
+            names.update(re.findall(r"/dev/shm/(psm_\w+)", Path(f"/proc/{process.pid}/maps").read_text()))
+    return names
 
 
 class ServerCalls(EngineCalls):
@@ -87,10 +110,12 @@ class ServerCalls(EngineCalls):
             return ""
         return "its process has ended" if engine.engine_core.resources.engine_dead else "its output has stopped"
 
-    async def rollspec_tidy(self) -> list[str]:
+    async def rollspec_tidy(self) -> None:
         """Remove the names of the engine's shared memory: it is dead, or has nothing to start any more."""
         names, self.rollspec_segments = self.rollspec_segments, frozenset()
-        return segments.remove(names)
+        for name in names:
+            with suppress(OSError):
+                (SHM / name).unlink()
 
     async def _rollspec_watch(self) -> None:
         """Say once, in one sentence, that the engine died: verl's log has a traceback per request instead."""
@@ -128,7 +153,7 @@ def load() -> type:
         async def run_server(self, args: Any) -> None:
             await super().run_server(args)
             accept_wait_flag(self.engine)
-            self.rollspec_segments = frozenset(segments.mapped_below())
+            self.rollspec_segments = frozenset(segments_below())
             self.rollspec_watcher = asyncio.create_task(self._rollspec_watch())
             if not self.rollspec_on:
                 return

@@ -31,14 +31,14 @@ MOST_CONVERSATIONS = 1 << 14
 
 def install(module: ModuleType) -> None:
     """Wrap `FullyAsyncLLMServerClient.generate` (llm_server.py:226), which submits again, and the `generate` that it
-    submits with (`LLMServerClient`, llm_server.py:120), each with the turns of a conversation. Idempotent.
+    submits with (`LLMServerClient`, llm_server.py:120). Idempotent.
     """
-    wrap(module.LLMServerClient, "generate", functools.partial(_turn, _submit))
-    wrap(module.FullyAsyncLLMServerClient, "generate", functools.partial(_turn, _generate))
+    wrap(module.LLMServerClient, "generate", functools.partial(_generate, False))
+    wrap(module.FullyAsyncLLMServerClient, "generate", functools.partial(_generate, True))
 
 
-async def _turn(
-    inner: Callable[..., Any],
+async def _generate(
+    again: bool,
     original: Callable[..., Any],
     self: Any,
     request_id: Any,
@@ -47,22 +47,48 @@ async def _turn(
     sampling_params: dict[str, Any],
     **kwargs: Any,
 ) -> Any:
-    """Around `inner`: a conversation's requests are marked as its turns."""
+    """A request says which turn of which conversation it is and, where it may be submitted again, which rollout. What
+    the submissions have sampled is noted in that mark, which verl's loop hands to the next one. The caller's mapping is
+    not changed.
+    """
     conversation, prompt = None, prompt_ids
     try:
-        own = metadata.mapping((sampling_params.get("extra_args") or {}).get(scoring.KEY))
-        if _on(self) and scoring.TURN not in own and scoring.ORIGIN not in own and not shows(kwargs):
+        if _on(self) and shows(kwargs):
+            if again:
+                log_once.warn(
+                    "rollouts with images, video or sound that are aborted resume with other noise and a history of "
+                    "their own"
+                )
+        elif _on(self) and (again or not _is_marked(sampling_params)):
             from verl.utils import normalize_token_ids
 
             prompt = normalize_token_ids(prompt_ids)
-            conversation = _conversation(self, request_id, prompt)
-            sampling_params = marked(sampling_params, {scoring.TURN: conversation.mark()})
+            mark: dict[str, Any] = {scoring.ORIGIN: uuid.uuid4().hex, scoring.PROMPT: len(prompt)} if again else {}
+            if not _is_marked(sampling_params):
+                conversation = _conversation(self, request_id, prompt)
+                mark[scoring.TURN] = conversation.mark()
+            sampling_params = marked(sampling_params, mark)
     except Exception as e:  # the rollout continues as without rollspec
-        log_once.warn(f"the turns of conversations are drafted apart from each other ({type(e).__name__}: {e})")
-    out = await inner(original, self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+        cause = f"({type(e).__name__}: {e})"
+        log_once.warn(f"the turns of conversations are drafted apart from each other {cause}")
+        if again:
+            log_once.warn(f"a rollout that is aborted will resume with other noise {cause}")
+    out = await original(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
     if conversation is not None:
         conversation.answered(prompt, out.token_ids)
+    own, version = _settings(sampling_params), out.extra_fields.get("global_steps")
+    if not again and isinstance(own, dict) and scoring.ORIGIN in own and out.token_ids and version is not None:
+        spans = own.get(scoring.SPANS, [])
+        own[scoring.SPANS] = [*spans, [len(prompt_ids) - own[scoring.PROMPT], int(version)]]
     return out
+
+
+def _settings(sampling_params: dict[str, Any]) -> Any:
+    return (sampling_params.get("extra_args") or {}).get(scoring.KEY)
+
+
+def _is_marked(sampling_params: dict[str, Any]) -> bool:
+    return bool({scoring.TURN, scoring.ORIGIN} & metadata.mapping(_settings(sampling_params)).keys())
 
 
 def _conversation(client: Any, request_id: Any, prompt: Sequence[int]) -> Conversation:
@@ -87,43 +113,6 @@ def shows(kwargs: dict[str, Any]) -> bool:
 def marked(sampling_params: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
     """`sampling_params`, which are not changed, with more settings of rollspec's own."""
     return {**sampling_params, "extra_args": metadata.added(sampling_params.get("extra_args"), mark)}
-
-
-async def _generate(
-    original: Callable[..., Any],
-    self: Any,
-    request_id: Any,
-    *,
-    prompt_ids: Any,
-    sampling_params: dict[str, Any],
-    **kwargs: Any,
-) -> Any:
-    """Every submission of a rollout says which rollout it is of. The caller's mapping is not changed."""
-    try:
-        if _on(self) and shows(kwargs):
-            log_once.warn(
-                "rollouts with images, video or sound that are aborted resume with other noise and a history of their "
-                "own"
-            )
-        elif _on(self):
-            from verl.utils import normalize_token_ids
-
-            mark = {scoring.ORIGIN: uuid.uuid4().hex, scoring.PROMPT: len(normalize_token_ids(prompt_ids))}
-            sampling_params = marked(sampling_params, mark)
-    except Exception as e:  # the rollout continues as without rollspec
-        log_once.warn(f"a rollout that is aborted will resume with other noise ({type(e).__name__}: {e})")
-    return await original(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
-
-
-async def _submit(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a rollout's submissions have sampled is noted in its mark, which the loop hands to the next one."""
-    out = await original(self, *args, **kwargs)
-    mark = (kwargs["sampling_params"].get("extra_args") or {}).get(scoring.KEY)
-    version = out.extra_fields.get("global_steps")
-    if isinstance(mark, dict) and scoring.ORIGIN in mark and out.token_ids and version is not None:
-        spans = mark.get(scoring.SPANS, [])
-        mark[scoring.SPANS] = [*spans, [len(kwargs["prompt_ids"]) - mark[scoring.PROMPT], int(version)]]
-    return out
 
 
 def _on(client: Any) -> bool:

@@ -167,8 +167,8 @@ class ReusingServer:
             return
         # A print, because verl leaves the loggers of its actors at WARNING.
         print(f"rollspec: replica {me.replica_rank}: {lenient_reuse.warning(config.reuse)}", flush=True)
-        if config.history.dir is not None:
-            self._rollspec_restore(config.history.dir)
+        if self.rollspec_reuse is not None and config.history.dir is not None:
+            self._rollspec_restore(self.rollspec_reuse, config.history.dir)
 
     def _rollspec_no_reuse(self, info: dict[str, Any]) -> str | None:
         """Why this server cannot reuse anything; None where it can."""
@@ -194,9 +194,9 @@ class ReusingServer:
         answer: dict[str, Any] = await super().rollspec_call(op, payload)  # type: ignore[misc]
         reuse = self.rollspec_reuse
         if reuse is not None and op == "save":
-            await self._rollspec_keep(Path(payload["dir"]).parent)
+            await self._rollspec_keep(reuse, Path(payload["dir"]).parent)
         elif reuse is not None and op == "load":
-            self._rollspec_restore(Path(payload["dir"]).parent)
+            self._rollspec_restore(reuse, Path(payload["dir"]).parent)
         elif reuse is not None and op == "stats" and answer and "error" not in answer:
             faults = {**answer.get("faults", {}), **self.rollspec_reuse_faults.drain()}
             answer = {**answer, "lenient": reuse.drain(), "faults": faults}
@@ -204,10 +204,10 @@ class ReusingServer:
 
     async def rollspec_new_version(self, version: int, history: HistoryConfig) -> None:
         """The policy changed."""
-        if self.rollspec_reuse is not None:
-            self.rollspec_reuse.version = version
+        if (reuse := self.rollspec_reuse) is not None:
+            reuse.version = version
             if history.dir is not None:
-                await self._rollspec_keep(history.dir)
+                await self._rollspec_keep(reuse, history.dir)
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
         """verl's `generate` (vllm_async_server.py:558), after as much of the old response as is accepted."""
@@ -277,19 +277,16 @@ class ReusingServer:
                 me._admitting -= 1
         return final if final is not None and final.outputs else None
 
-    async def _rollspec_keep(self, folder: Path) -> None:
+    async def _rollspec_keep(self, reuse: LenientReuse, folder: Path) -> None:
         """Every server has the same responses: one file beside the replicas' own folders, written by the first."""
-        if self.rollspec_reuse is None or self.replica_rank != 0:  # type: ignore[attr-defined]
+        if self.replica_rank != 0:  # type: ignore[attr-defined]
             return
         # Weights are being synced, or a checkpoint written: neither may fail by this.
         with self.rollspec_reuse_faults.left_out("saving old responses"):
-            old = self.rollspec_reuse.responses
+            old = reuse.responses
             await asyncio.to_thread(old.save, folder, old.snapshot(), self.rollspec_tokenizer)
 
-    def _rollspec_restore(self, folder: Path) -> None:
-        reuse = self.rollspec_reuse
-        if reuse is None:
-            return
+    def _rollspec_restore(self, reuse: LenientReuse, folder: Path) -> None:
         with self.rollspec_reuse_faults.left_out("loading old responses"):
             count = reuse.responses.load(folder, reuse.version, tokenizer=self.rollspec_tokenizer)
             if count:

@@ -4,17 +4,19 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
-from rollspec.telemetry.health import HealthWatch
-from rollspec.telemetry.rollouts import rollout_metrics
+from rollspec.telemetry.health import HealthWatch, rollout_metrics
+
+NAMES = {"prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs"}
+"""What is read of verl's batches."""
 
 
 @dataclass
@@ -38,33 +40,13 @@ class Rollouts:
         """Fetch `batch` (verl's `KVBatchMeta`) from the transfer queue; padding samples are left out."""
         import transfer_queue as tq
 
-        fields = ["prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        keep = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-
-        def rows(name: str) -> list[np.ndarray]:
-            if name not in data.keys():  # noqa: SIM118 - a TensorDict is not iterated by key
-                return []
-            unbound = data[name].unbind()
-            return [unbound[i].detach().float().cpu().numpy() for i in keep]
-
-        masks = [m > 0 for m in rows("response_mask")]
-
-        def sampled(name: str) -> list[np.ndarray]:  # tool output in a multi-turn response is not
-            return [v[m] if v.shape == m.shape else v for v, m in zip(rows(name), masks, strict=False)]
-
-        responses = [as_tokens(r) for r in rows("responses")]
-        return cls(
-            [as_tokens(p) for p in rows("prompts")],
-            responses,
-            [float(s.sum()) for s in rows("rm_scores")],
-            sampled("rollout_log_probs"),
-            sampled("old_log_probs"),
-            # Keys are uid_session_output (replay_buffer.py:70); a prompt's uid is another one in every epoch.
-            [batch.keys[i].partition("_")[2] for i in keep],
-            [(batch.tags[i].get("min_global_steps"), batch.tags[i].get("max_global_steps")) for i in keep],
-            [split(r, m) for r, m in zip(responses, masks, strict=True)] if masks else [],
-        )
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=sorted(NAMES))
+        kept = [not tag.get("is_padding", False) for tag in batch.tags]
+        rows = {name: list(compress(data[name].unbind(), kept)) for name in data.keys() & NAMES}
+        # Keys are uid_session_output (replay_buffer.py:70); a prompt's uid is another one in every epoch.
+        samples = [key.partition("_")[2] for key in compress(batch.keys, kept)]
+        versions = [(t.get("min_global_steps"), t.get("max_global_steps")) for t in compress(batch.tags, kept)]
+        return cls._made(rows, samples, versions)
 
     @classmethod
     def of(cls, batch: Any) -> Rollouts:
@@ -72,25 +54,34 @@ class Rollouts:
         tensors, notes = batch.batch, batch.non_tensor_batch
         width = tensors["prompts"].shape[1]
         there = tensors["attention_mask"].bool()
-        inside, said = there[:, :width], there[:, width:]
-
-        def rows(name: str, mask: Any) -> list[np.ndarray]:
-            if name not in tensors.keys():  # noqa: SIM118 - a TensorDict is not iterated by key
-                return []
-            return [v[m].detach().float().cpu().numpy() for v, m in zip(tensors[name], mask, strict=True)]
-
-        masks = [m > 0 for m in rows("response_mask", said)]
-        responses = [as_tokens(r) for r in rows("responses", said)]
+        rows = {}
+        for name in tensors.keys() & NAMES:
+            mask = there[:, :width] if name == "prompts" else there[:, width:]
+            rows[name] = [v[m] for v, m in zip(tensors[name], mask, strict=True)]
         versions = zip(notes["min_global_steps"], notes["max_global_steps"], strict=True)
+        return cls._made(rows, [str(i) for i in range(len(there))], list(versions))
+
+    @classmethod
+    def _made(
+        cls, tensors: Mapping[str, Sequence[Any]], samples: list[str], versions: list[tuple[Any, Any]]
+    ) -> Rollouts:
+        """`tensors`: one per response, by verl's name, without padding."""
+        rows = {name: [t.detach().float().cpu().numpy() for t in found] for name, found in tensors.items()}
+        masks = [m > 0 for m in rows.get("response_mask", ())]
+
+        def sampled(name: str) -> list[np.ndarray]:  # tool output in a multi-turn response is not
+            return [v[m] if v.shape == m.shape else v for v, m in zip(rows.get(name, ()), masks, strict=False)]
+
+        responses = [as_tokens(r) for r in rows["responses"]]
         return cls(
-            [as_tokens(p) for p in rows("prompts", inside)],
+            [as_tokens(p) for p in rows["prompts"]],
             responses,
-            [float(s.sum()) for s in rows("rm_scores", said)],
-            [v[m] for v, m in zip(rows("rollout_log_probs", said), masks, strict=False)],
-            [],
-            [str(i) for i in range(len(responses))],
-            list(versions),
-            [split(r, m) for r, m in zip(responses, masks, strict=True)],
+            [float(s.sum()) for s in rows.get("rm_scores", ())],
+            sampled("rollout_log_probs"),
+            sampled("old_log_probs"),
+            samples,
+            versions,
+            [split(r, m) for r, m in zip(responses, masks, strict=True)] if masks else [],
         )
 
     @classmethod

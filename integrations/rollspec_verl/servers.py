@@ -3,7 +3,7 @@
 verl does not look whether an engine is alive before it sends weights to it, and the sender then waits without a bound
 (bucketed_weight_transfer.py, `BucketedWeightSender.async_send_weights`). So the hooks here ask first: a job that would
 hang ends with one sentence instead. Asking itself never ends a job: a server that does not answer in time counts as
-alive.
+alive. For an engine that dies or hangs within a sync, the sender's waiting gets a bound.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.engine.calls import collect
+from rollspec.engine.vllm.hooks.base import wrap
 
 logger = logging.getLogger("rollspec")
 
@@ -24,6 +25,9 @@ ASKS = "_rollspec_asks"
 
 ALIVE_SECONDS = 10.0
 """Bound on waiting for signs of life, and on tidying up."""
+
+BUCKET_SECONDS = 300.0
+"""Longest wait for an engine to take one bucket of weights (half a GiB by default, so seconds when all is well)."""
 
 
 class EngineLost(RuntimeError):  # noqa: N818 - reads as what happened
@@ -62,14 +66,14 @@ def replicas_of(trainer: Any) -> list[Any]:
 
 
 def call(
-    replicas: Sequence[Any], op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True
+    trainer: Any, op: str, payload: Callable[[int], dict[str, Any]] = lambda i: {}, wait: bool = True
 ) -> list[dict[str, Any]]:
     """Run one operation on every replica; `payload` takes the replica's number.
 
     Returns one answer per replica, `{"error": ...}` where there was none, `{}` where rollspec is off; nothing at all
     without `wait`.
     """
-    handles = [r.server_handle for r in replicas if r.server_handle is not None]
+    handles = [r.server_handle for r in replicas_of(trainer) if r.server_handle is not None]
     pending = [handle.rollspec_call.remote(op, payload(i)) for i, handle in enumerate(handles)]
     return collect(pending) if wait else []
 
@@ -104,10 +108,45 @@ def require_alive(replicas: Sequence[Any]) -> None:
         raise EngineLost(sentence)
 
 
-def tidy(replicas: Sequence[Any]) -> None:
-    """The training loop has ended: remove the names of the engines' shared memory (segments.py)."""
+def tidy(trainer: Any) -> None:
+    """The training loop has ended: remove the names of the engines' shared memory (`replica.segments_below`)."""
     import ray
 
-    pending = [ask.remote() for r in replicas if (ask := getattr(r.server_handle, "rollspec_tidy", None)) is not None]
+    asks = [getattr(r.server_handle, "rollspec_tidy", None) for r in replicas_of(trainer)]
+    pending = [ask.remote() for ask in asks if ask is not None]
     if pending:
         ray.wait(pending, num_returns=len(pending), timeout=ALIVE_SECONDS)
+
+
+# ---- in the workers that train
+
+
+def install_sender(module: ModuleType) -> None:
+    """Wrap `BucketedWeightSender` (bucketed_weight_transfer.py:73 of verl 0.9.1). Idempotent."""
+    wrap(module.BucketedWeightSender, "_init_socket", _init_socket)
+    wrap(module.BucketedWeightSender, "async_send_weights", _send)
+
+
+def _init_socket(original: Callable[..., Any], self: Any) -> None:
+    import zmq
+
+    original(self)
+    milliseconds = int(BUCKET_SECONDS * 1000)
+    self.socket.setsockopt(zmq.RCVTIMEO, milliseconds)
+    self.socket.setsockopt(zmq.SNDTIMEO, milliseconds)  # a REQ socket without a peer blocks in `send`
+    self.socket.setsockopt(zmq.LINGER, 0)  # what no peer fetched must not hold up the process's end
+
+
+async def _send(original: Callable[..., Any], self: Any, weights: Any) -> Any:
+    import zmq
+
+    try:
+        return await original(self, weights)
+    except (zmq.Again, FileNotFoundError) as e:
+        # An engine that dies takes the shared memory with it, which verl then misses when it cleans up.
+        if not isinstance(e, zmq.Again) and not isinstance(e.__context__, zmq.Again):
+            raise
+        raise TimeoutError(
+            f"rollspec: the vLLM engine took no weights for {BUCKET_SECONDS:g} s, so it is dead or stuck; its own "
+            "log says why. Resume the job from its last checkpoint."
+        ) from e

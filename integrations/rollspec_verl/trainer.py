@@ -24,7 +24,7 @@ from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.hooks.base import wrap, wrap_all
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
-from rollspec.telemetry.rollouts import engine_metrics
+from rollspec.telemetry.metrics import engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_verl import options, reuse, servers, teacher
 from rollspec_verl.rollouts import Rollouts
@@ -130,7 +130,7 @@ def _fit(fit: Callable[..., Any], self: Any, agent_loop_manager: Any) -> Any:
         return fit(self, agent_loop_manager)
     finally:
         with state.faults.left_out("end"):
-            servers.tidy(servers.replicas_of(self))
+            servers.tidy(self)
 
 
 def _compute_advantage(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,14 +212,14 @@ def load(trainer: Any, state: VerlState, folder: Path) -> None:
         saved = [own / "replica_0"]
     if state.config.enabled and saved:
         # Another number of replicas than when it was saved: histories are shared out again.
-        answers = _call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})
+        answers = servers.call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})
         print(f"rollspec: history of the checkpoint {saved[0].parent}: {answers}", flush=True)
 
 
 def save(trainer: Any, state: VerlState, checkpoint: Path) -> None:
     """The engines write what is rollspec's to the folder of a checkpoint."""
     if state.config.enabled:
-        _call(trainer, "save", lambda i: {"dir": str(checkpoint / "rollspec" / f"replica_{i}")})
+        servers.call(trainer, "save", lambda i: {"dir": str(checkpoint / "rollspec" / f"replica_{i}")})
 
 
 def prune(state: VerlState, checkpoint: Path) -> None:
@@ -239,7 +239,7 @@ def take(trainer: Any, state: VerlState, rollouts: Rollouts) -> None:
         if state.config.reuse.mode == "lenient":
             reuse.remember(servers.replicas_of(trainer), rollouts, trainer.global_steps)
         items = rollouts.rewards()
-        _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
+        servers.call(trainer, "rewards", lambda i: {"items": items}, wait=False)
 
 
 def _measure(trainer: Any, state: VerlState, step: int) -> dict[str, float]:
@@ -275,10 +275,6 @@ def _suspects(trainer: Any, state: VerlState, rollouts: Rollouts) -> dict[str, l
     return {"ratios": clauses, "overlap": repeats}
 
 
-def _call(trainer: Any, op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True) -> list[dict[str, Any]]:
-    return servers.call(servers.replicas_of(trainer), op, payload, wait)
-
-
 def _resumed_from(config: Any, step: int) -> Path:
     """The checkpoint's folder, as `_load_checkpoint` finds it."""
     if config.get("resume_mode") == "resume_path":
@@ -298,7 +294,7 @@ def metrics(trainer: Any, state: VerlState, step: int | None = None) -> dict[str
         out[f"rollspec/rollout/{name}"] = generation / max(time.perf_counter() - state.step_began, 1e-9)
     if not state.config.enabled:
         return out
-    answers = _call(trainer, "stats", lambda i: {})
+    answers = servers.call(trainer, "stats")
     out.update(engine_metrics(answers, state.faults.drain()))
     if state.config.drafter.mode == "policy":
         with state.faults.left_out("asking what the policy taught the draft head"):

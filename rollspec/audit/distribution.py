@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -28,7 +30,25 @@ MIN_BUCKET = 200  # tokens from which on a range of positions is tested by itsel
 MAX_TOKENS = 64  # token ids tested one by one
 MIN_TOKEN_COUNT = 25.0  # expected occurrences of a token id tested by itself
 TAILS = (0.01, 0.001, 0.0001)  # least likely shares of the target's mass
+CHANCE = 0.9  # with which a fault is found that counts as detectable
 MAX_PREFIXES = 16  # exact prefixes that are tested: those with most samples and more than one likely token
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Smallest faults found with probability `CHANCE`; None where no size would be found, or there are no tokens.
+
+    Attributes:
+        uniform: share of tokens replaced by uniform ones.
+        argmax: share of tokens replaced by the most likely one.
+        odds: relative change of the odds of one token, `token`, the most telling one.
+    """
+
+    tokens: int
+    uniform: float | None
+    argmax: float | None
+    odds: float | None
+    token: int | None
 
 
 def distribution_tests(evidence: Evidence) -> list[TestResult]:
@@ -37,6 +57,34 @@ def distribution_tests(evidence: Evidence) -> list[TestResult]:
         raise ValueError(f"{int((~evidence.seen).sum())} sampled tokens were not given the reference's probabilities")
     families = (_by_position, _tails, _tokens, _prefixes, _independence)
     return holm([test for family in families for test in family(evidence)])
+
+
+def detectable(evidence: Evidence, tests: int, alpha: float) -> Power | None:
+    """The smallest faults that so many tests at a family-wise `alpha` find nine times in ten among the tokens of
+    `evidence`; None where there are no tests.
+
+    Planted faults move the means of the z-tests by a known amount per unit of fault, and the tests' variances are
+    known, so the size that reaches the threshold (Holm's strictest, alpha over the number of tests) is a line of
+    algebra each. Other tests may find the same fault earlier: these sizes are upper bounds. `benchmarks/audit_power.py`
+    simulates them.
+    """
+    if not tests:
+        return None
+    normal = NormalDist()
+    z = normal.inv_cdf(1 - alpha / (2 * tests)) + normal.inv_cdf(CHANCE)
+
+    def share(variance: float, shift: float) -> float | None:
+        found = z * variance**0.5 / shift if shift > 0 else 1.0
+        return found if found < 1 else None
+
+    p, of_token = evidence.p_max, evidence.token_moments[2]
+    return Power(
+        len(p),
+        share(float(evidence.surprisal_variance.sum()), float((evidence.flat - evidence.entropy).sum())),
+        share(float((p * (1 - p)).sum()), float((1 - p).sum())),
+        z / float(of_token.max()) ** 0.5 if of_token.max() > 0 else None,
+        int(of_token.argmax()) if of_token.max() > 0 else None,
+    )
 
 
 def buckets(position: Ints, least: int = MIN_BUCKET) -> list[tuple[int, int]]:

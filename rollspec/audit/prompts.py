@@ -44,7 +44,7 @@ def token_prompts(
     try:
         rows: list[Any] = list(BUILT_IN) if file is None else prompts.rows(file, ("token_ids", "prompt"))
     except TrainingError as e:
-        raise AuditError(str(e).replace("drafter-online:", "rollspec:", 1)) from e
+        raise AuditError(f"rollspec: {e.plain}") from e
     found = [_encode(row, tokenizer, f"prompt {i}") for i, row in enumerate(rows[:most])]
     for i, ids in enumerate(found):
         if wrong := [t for t in ids if not 0 <= t < vocab]:

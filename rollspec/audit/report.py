@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from drafter_online.files import replace
+from rollspec.audit.distribution import Power
 from rollspec.audit.evidence import AuditError
-from rollspec.audit.power import Power
 from rollspec.audit.statistics import TestResult
 from rollspec.audit.verdict import AuditResult
 

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from rollspec import __version__
-from rollspec.audit.distribution import distribution_tests
+from rollspec.audit.distribution import detectable, distribution_tests
 from rollspec.audit.engine import ARM_SECONDS, GREEDY_ROUNDS, AuditPlan, Given, Progress, Variant, run_arm
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.noise import Witness, first_round, keys_of
-from rollspec.audit.power import detectable
 from rollspec.audit.reference import Reference
 from rollspec.audit.verdict import ALPHA, AuditResult, check_greedy, check_log_probs, compare, tie
 from rollspec.config import RollspecConfig

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rollspec.audit.distribution import Power
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.noise import NoiseCheck
-from rollspec.audit.power import Power
 from rollspec.audit.statistics import Floats, Ints, TestResult
 
 Verdict = Literal["pass", "fail", "inconclusive"]

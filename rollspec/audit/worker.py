@@ -149,8 +149,8 @@ def generate(llm: Any, plan: AuditPlan, r: int, copies: int, temperature: float)
 def read(output: Any) -> tuple[list[int], list[float]]:
     """(tokens, log-probs) of a finished request."""
     (o,) = output.outputs
-    found = [(int(t), float(step[t].logprob)) for step, t in zip(o.logprobs, o.token_ids, strict=True)]
-    return [t for t, _ in found], [p for _, p in found]
+    log_probs = [float(step[t].logprob) for step, t in zip(o.logprobs, o.token_ids, strict=True)]
+    return list(map(int, o.token_ids)), log_probs
 
 
 def score(llm: Any, given: Given) -> tuple[Floats, ...] | str:

@@ -19,7 +19,8 @@ from rollspec.drafting.requests import Request, Step
 from rollspec.drafting.selection import FLOOR, Selection
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History
-from rollspec.proposal.router import HeadAcceptance, Router, Vector, worth
+from rollspec.proposal.router import HeadAcceptance, PassCost, best_passes, gains, worth
+from rollspec.tuning.strategy import Vector
 from rollspec.tuning.tuner import Tuner
 
 PROBE_EVERY = 64  # steps after which a head that rests is run once, as far as it may reach, until its costs are known
@@ -40,7 +41,8 @@ class Head(Drafter):
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name
-        self.router = Router(min(config.proposal.head.k_max, config.proposal.k_max))
+        self.k = min(config.proposal.head.k_max, config.proposal.k_max)  # most passes per step
+        self.acceptance, self.cost = HeadAcceptance(self.k), PassCost()
         self.version = 0  # of its weights; 0: as started
         self.passes = np.zeros(0, int)  # [arms] that it would run
         self.pass_seconds: Vector = np.zeros(0)  # [arms] that they would take
@@ -54,7 +56,7 @@ class Head(Drafter):
 
         `most`: longest draft of a request. `resting`: it cannot be run now. `canary`: its weights are to be judged.
         """
-        router, asked = self.router, step.asked
+        asked, k = step.asked, self.k
         self.passes, self.pass_seconds = np.zeros(len(tuner.arms), int), np.zeros(len(tuner.arms))
         for r in step.running:  # also of those that no draft was looked for: a draft is scored once
             r.head.clear()
@@ -64,37 +66,37 @@ class Head(Drafter):
             return 0
         batch, context = len(step.running), step.context_tokens
         price = self._price = selection.price(batch, tuner.cost, context)
-        expected = router.expected([r.head.trust for r in asked])  # [asked, k]
+        expected = self.acceptance.expected([r.head.trust for r in asked])  # [asked, k]
         rooms = np.array([r.room(most) for r in asked])
-        expected[np.arange(router.k)[None] >= rooms[:, None]] = 0.0
+        expected[np.arange(k)[None] >= rooms[:, None]] = 0.0
         have = [worth(r.lookup.expected, price) if step.uses_memory else 0.0 for r in asked]
-        gains = router.gains(expected, have, price) * (batch / len(asked))
+        gained = gains(expected, have, price) * (batch / len(asked))
         seconds = tuner.cost.seconds(batch, context)
-        costs = router.costs(batch, seconds)
-        after = router.cost.after_rest(batch)
+        costs = np.array([self.cost.seconds(batch, d, seconds) for d in range(k + 1)])
+        after = self.cost.after_rest(batch)
         if self.since and after is not None:
             costs[1:] += after[1] / BEGIN_OVER
         # One choice per draft length; a fixed budget asks for no price, so the passes are free to it as well.
         rate = 0.0 if selection.fixed else tuner.pace(batch, context)
-        best = [router.passes(gains, costs, rate, d) for d in range(router.k + 1)]
-        self.passes = np.where(tuner.with_model, np.array(best)[np.minimum(tuner.ks, router.k)], 0)
+        best = [best_passes(gained, costs, rate, d) for d in range(k + 1)]
+        self.passes = np.where(tuner.with_model, np.array(best)[np.minimum(tuner.ks, k)], 0)
         self.pass_seconds = costs[self.passes]
         for r, probs, value in zip(asked, expected, have, strict=True):
             h = r.head
             h.expected = [p for p in probs.tolist() if p > price]
             h.serves = worth(h.expected, price) > value
             h.allowed = len(h.expected) if h.serves else r.lookup.allowed
-        if self.name in step.plan.drafters and (passes := best[min(step.plan.k, router.k)]):
+        if self.name in step.plan.drafters and (passes := best[min(step.plan.k, k)]):
             return passes
         if canary:
             return 1 if self.since >= CANARY_EVERY else 0
         if self.since < self._probe_after(after, seconds):
             return 0
-        return 1 + int((router.acceptance.rates[:-1].cumprod() > REACH).sum())
+        return 1 + int((self.acceptance.rates[:-1].cumprod() > REACH).sum())
 
     def _probe_after(self, after: tuple[float, float] | None, step: float) -> float:
         """Steps of `step` seconds after which it is probed; `after`: what a probe takes, as `PassCost.after_rest`."""
-        if self.router.acceptance.tries[0] < KNOWN:
+        if self.acceptance.tries[0] < KNOWN:
             return EARLY_EVERY
         if after is None or step <= 0.0:
             return PROBE_EVERY
@@ -112,7 +114,7 @@ class Head(Drafter):
         """Take what its passes gave and prefer it or suffix drafts again: per request of `step.asked`, the calibrated
         cumulative acceptance of the preferred proposal.
         """
-        rates = self.router.acceptance.rates
+        rates = self.acceptance.rates
         floor = 0.0 if selection.fixed else FLOOR
         preferred = []
         for r in step.asked:
@@ -141,8 +143,8 @@ class Head(Drafter):
         while accepted < most and tokens[accepted] == emitted[accepted]:
             accepted += 1
         known = min(accepted + 1, most)
-        h.record(accepted, known, self.router.acceptance.rates)
-        self.router.acceptance.observe(accepted, known)
+        h.record(accepted, known, self.acceptance.rates)
+        self.acceptance.observe(accepted, known)
         length = r.verified if h.sent else most
         if scored is not None and length:
             scored(r.req_id, min(accepted, length), length)
@@ -153,19 +155,17 @@ class Head(Drafter):
     @property
     def reached(self) -> float | None:
         """Tokens per verify step that its own drafts would give; None before any was scored."""
-        acceptance = self.router.acceptance
-        return 1.0 + float(acceptance.measured.cumprod().sum()) if acceptance.tries[0] else None
+        return 1.0 + float(self.acceptance.measured.cumprod().sum()) if self.acceptance.tries[0] else None
 
     # ---- its weights ------------------------------------------------------------------------------------------------
 
     def swapped(self, version: int, known: Mapping[str, Sequence[float]] | None, requests: Iterable[Request]) -> None:
         """Its weights are now those of `version`; `known`: their acceptance, where they ran before."""
-        acceptance = self.router.acceptance
-        acceptance.changed()
+        self.acceptance.changed()
         if known is None and self._remembered is not None and self._remembered[0] == version:
             known = self._remembered[1]
         if known is not None:
-            acceptance.restore(known)
+            self.acceptance.restore(known)
         self._remembered = None
         self.version = version
         for r in requests:
@@ -174,18 +174,17 @@ class Head(Drafter):
 
     def state(self) -> dict[str, Any]:
         """Its acceptance, and what its passes cost, in JSON types."""
-        acceptance = {"version": self.version, "acceptance": self.router.acceptance.state()}
-        return {"drafter": acceptance, "passes": self.router.cost.state()}
+        acceptance = {"version": self.version, "acceptance": self.acceptance.state()}
+        return {"drafter": acceptance, "passes": self.cost.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what an earlier run saved, or raise. Acceptance of another version waits until that is swapped in."""
-        router = self.router
         if (kept := state.get("drafter")) is not None:
             version = int(kept["version"])
-            HeadAcceptance(router.k).restore(kept["acceptance"])  # raises before anything is taken
+            HeadAcceptance(self.k).restore(kept["acceptance"])  # raises before anything is taken
         if "passes" in state:  # not there where it was measured on another machine
-            router.cost.restore(state["passes"])
+            self.cost.restore(state["passes"])
         if kept is not None and version == self.version:
-            router.acceptance.restore(kept["acceptance"])
+            self.acceptance.restore(kept["acceptance"])
         elif kept is not None:
             self._remembered = version, kept["acceptance"]

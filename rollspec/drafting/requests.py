@@ -8,7 +8,8 @@ from typing import Any
 
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, Turn, as_tokens
 from rollspec.proposal.history import Response, Spans, extend_spans
-from rollspec.proposal.router import TRUST_WEIGHT, Vector
+from rollspec.proposal.router import TRUST_WEIGHT
+from rollspec.tuning.strategy import Vector
 from rollspec.tuning.tuner import MODEL_DRAFTERS, Plan
 
 

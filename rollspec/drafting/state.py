@@ -167,7 +167,7 @@ class DraftState:
         probed would seem too dear to be run at all.
         """
         assert self.head is not None
-        cost = self.head.router.cost  # after a rest a pass takes several times what it does in a row of many
+        cost = self.head.cost  # after a rest a pass takes several times what it does in a row of many
         if self.head.rested:
             late = min(late, seconds)
             cost.rested(batch, passes, seconds - late, late)

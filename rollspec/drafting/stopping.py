@@ -80,15 +80,12 @@ class Svip(StopRule):
     """
 
     def keep(self, r: Request, p: Proposal, batch: int) -> int:  # noqa: D102
-        before = 1.0
-        for n, cumulative in enumerate(p.draft.probs[: len(p.expected)]):
-            f = min(max(cumulative / before, 0.0), 1.0) if before > 0 else 0.0
+        for n, f in enumerate(np.clip(_each(p.draft.probs[: len(p.expected)]), 0.0, 1.0).tolist()):
             entropy = -sum(x * math.log(x) for x in (f, 1.0 - f) if x > 0)
             if f < 0.5:  # an unlikely choice is unsure, however little its complement says
                 entropy = max(entropy, math.log(2.0))
             if math.sqrt(entropy) > SVIP_BOUND:
                 return n
-            before = cumulative
         return len(p.expected)
 
 
@@ -234,8 +231,7 @@ def features(p: Proposal, batch: int) -> Vector:
         ones * (p.draft.source in MODEL_DRAFTERS),
         ones * np.log2(max(batch, 1)),
     )
-    x: Vector = np.stack(columns, axis=1)
-    return x
+    return np.stack(columns, axis=1)
 
 
 def _each(cumulative: Sequence[float]) -> Vector:
@@ -248,10 +244,8 @@ def _each(cumulative: Sequence[float]) -> Vector:
 
 def _logit(p: Vector) -> Vector:
     p = np.clip(p, 0.01, 0.99)
-    out: Vector = np.log(p / (1.0 - p))
-    return out
+    return np.log(p / (1.0 - p))
 
 
 def _sigmoid(z: Vector) -> Vector:
-    out: Vector = 1.0 / (1.0 + np.exp(-np.clip(z, -30.0, 30.0)))
-    return out
+    return 1.0 / (1.0 + np.exp(-np.clip(z, -30.0, 30.0)))

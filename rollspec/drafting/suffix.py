@@ -16,9 +16,8 @@ from typing import Any
 from rollspec.config import RollspecConfig
 from rollspec.drafting.base import NO_DRAFT, Draft, Drafter, register_drafter
 from rollspec.drafting.requests import Group, Part, Replay, Request
-from rollspec.proposal.base import TokenArray, as_tokens
+from rollspec.proposal.base import DEPTH, NOTHING, TokenArray, as_tokens
 from rollspec.proposal.history import History
-from rollspec.proposal.lookup import DEPTH, NOTHING
 from rollspec.tuning.tuner import MODEL_DRAFTERS
 
 PROMPT_TAIL = 8  # prompt tokens put before each response in a corpus, so that its first tokens have a context to match

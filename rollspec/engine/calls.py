@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rollspec.telemetry.rollouts import NO_ANSWER
+from rollspec.telemetry.metrics import NO_ANSWER
 
 logger = logging.getLogger("rollspec")
 

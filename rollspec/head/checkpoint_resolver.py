@@ -172,7 +172,7 @@ def _check(args: Any, path: str, name: str) -> None:
 
         if why := without_room(target):
             raise _UnfitError(f"{args.model} {why}")
-        if why := misfit(_vocabulary_map(Path(path)), target.get("vocab_size")):
+        if why := misfit(_weights(Path(path), "d2t", "t2d"), target.get("vocab_size")):
             raise _UnfitError(f"the vocabulary map of {path} does not fit ({why})")
     for what, have, want in pairs:
         if have is not None and want is not None and have != want:
@@ -182,15 +182,17 @@ def _check(args: Any, path: str, name: str) -> None:
             )
 
 
-def _vocabulary_map(folder: Path) -> dict[str, Any]:
-    """A head's tensors `d2t` and `t2d`, of those that it has; none where its files cannot be read, as vLLM will say."""
+def _weights(folder: Path, *read: str) -> dict[str, Any]:
+    """The weights in a folder's safetensors files by name, None but for those in `read`; empty where a file cannot be
+    read, as vLLM will say.
+    """
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, Any] = {}
     try:
         for file in folder.glob("*.safetensors"):
             with safe_open(file, framework="pt") as f:
-                found |= {name: f.get_tensor(name) for name in ("d2t", "t2d") if name in f.keys()}  # noqa: SIM118
+                found |= {name: f.get_tensor(name) if name in read else None for name in f.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return {}
     return found
@@ -243,7 +245,7 @@ def _publishable(args: Any, config: RollspecConfig, path: str) -> str:
     plain, source, target = _read(path), Path(path), str(args.model)
     if plain is None or not config.drafter.trains:
         return path
-    names = _names(source)
+    names = _weights(source)
     own = ["embed_tokens.weight", *([] if "d2t" in names else ["lm_head.weight"])]
     if names and not _flat(plain) and not any(n in names for n in own):
         return path
@@ -272,18 +274,6 @@ def _publishable(args: Any, config: RollspecConfig, path: str) -> str:
 def _flat(config: dict[str, Any]) -> bool:
     """Whether a head is in SpecForge's and SGLang's layout."""
     return "speculators_model_type" not in config
-
-
-def _names(folder: Path) -> set[str]:
-    """The weights in a folder's safetensors files, by their headers; empty where none can be read."""
-    names: set[str] = set()
-    try:
-        for file in folder.glob("*.safetensors"):
-            with file.open("rb") as f:
-                names |= set(json.loads(f.read(int.from_bytes(f.read(8), "little"))))
-    except (OSError, ValueError, MemoryError, OverflowError):
-        return set()
-    return names
 
 
 def _key(what: Any) -> str:

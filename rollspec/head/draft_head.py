@@ -1,14 +1,17 @@
 """One worker's draft head (or draft model): what it read, its versions, its data.
 
-Its subclass (`v2/head.py`) runs it: once a step it says what the target computed (`observe`, `keep`), asks how many
-passes the step should have (`plan`), and has the head read what it missed, or read with older weights, before it runs
-again (`repair`). A pause therefore costs one pass at its end instead of one per step.
+After every step it is decided how many passes the head runs, or that it rests. Before it runs again it reads what it
+missed, or read with older weights: a pause costs one pass at its end instead of one per step. It needs the tokens that
+the step just sampled, so a step with a head waits for the device: no pass is queued before it is decided on.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +20,12 @@ import torch
 
 from drafter_online.architecture import base_of
 from rollspec.drafting.requests import StepResult
+from rollspec.head import metadata
 from rollspec.head.capture import Capture
 from rollspec.head.domains import Domains
 from rollspec.head.drafter_kv import DrafterKV, Entry
 from rollspec.head.host import Host
 from rollspec.head.ranks import Ranks
-from rollspec.head.swap import Swapper
 from rollspec.step import DraftEngine
 
 logger = logging.getLogger("rollspec")
@@ -35,37 +38,41 @@ is rebuilt after its weights were replaced: some 17,000 positions of three layer
 REBUILD_TOKENS = 512
 """Positions per step that are read again after a swap: a part of what a prefill step computes."""
 
+ARGUMENTS = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled", "num_rejected")
+"""Of `DraftModelSpeculator.propose` after the batch, in order; there are more."""
+
 Span = tuple[int, Entry, int, int]
 """(row in the batch, what is kept of its request, first position, position after the last)."""
 
 
 class DraftHead:
-    """What does not depend on the model runner.
+    """The head of one model runner.
 
     Args:
-        drafter: vLLM's own, or what stands for it: `model`, `draft_model_config`, `max_num_tokens`, `_get_model()`.
-        layers: of the target, whose hidden states the head reads, in its order; none for a draft model.
-        last: a draft model is to be trained, and the target gives its last layer's states.
+        drafter: runs it (engine/vllm/v2/speculator_run.py, `SpeculatorRun`).
+        layers: of the target, whose hidden states the head reads, in its order; none for a draft model that is trained,
+            which needs its last layer's alone; None where nothing is to be trained.
+        specialists: further heads by domain, which run beside the first (engine/vllm/specialists.py), if there are any.
     """
 
     def __init__(
-        self, bridge: Host, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...], last: bool = False
+        self, bridge: Host, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...] | None, specialists: Any
     ) -> None:
         self.bridge = bridge
         self.runner = runner
         self.ranks = ranks
         self.drafter = drafter
-        self.layers = layers
-        self.aux_layers = len(layers) or int(getattr(drafter, "reads_output", False))
-        self.trainable = bool(layers) or last
+        self.layers = layers or ()
+        self.aux_layers = len(self.layers) or int(drafter.reads_output)
+        self.trainable = layers is not None
         self.asleep = False  # the engine's memory is released (sleep mode)
-        # What a swap (`SwapOwner`) and the weights that it exchanges need of this.
+        # What a swap and the weights that it exchanges need of this.
         self.vllm_config, self.device = runner.vllm_config, runner.device
         self.draft_model, self.target_model = drafter.model, runner.get_model()
         self.draft_folder = str(drafter.draft_model_config.model)
         assert bridge.engine.head is not None  # the plugin chose vLLM's speculator by the drafter that is named
-        self.acceptance = bridge.engine.head.router.acceptance
-        self.swapped, self.record_fault, self.second_model = bridge.engine.swapped, bridge.count, drafter._get_model
+        self.acceptance = bridge.engine.head.acceptance
+        self.second_model = drafter._get_model
         self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
         self.limit = int(runner.speculative_config.draft_model_config.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
@@ -74,15 +81,25 @@ class DraftHead:
         self.off = False
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses
-        self.swapper: Swapper  # given before the first step
+        self.swapper: Any  # a `Swapper`, given before the first step
         self.training: Any = None  # a `HeadTraining`
         self.domains: Domains | None = None
-        self.specialists: Any = None  # further heads by domain, which run beside the first (engine/vllm/specialists.py)
+        self._read: Callable[..., Any] = drafter.read
+        self.specialists = specialists
         self.capture: Capture | None = None
         if self.trainable and bridge.drafting and bridge.config.drafter.captures:
-            self.capture = Capture(bridge, runner, layers)
+            self.capture = Capture(bridge, runner, self.layers)
+        if specialists is not None:
+            by_domain = bridge.config.proposal.head.route == "domain"
+            specialists.attach(drafter.probs, self._domain_of if by_domain else None)
+            self._read = functools.partial(specialists.each, drafter.read)
+            if self.capture is not None:
+                self.capture.by_another = specialists.drafted
         self.engine.scored = self._scored
         self._drained: dict[str, float] = {}
+
+    def _domain_of(self, req_id: str) -> str:
+        return metadata.of_running(self.bridge.running, req_id).domain
 
     def _scored(self, req_id: str, accepted: int, length: int) -> None:
         """A draft was scored: news for the canary of new weights, if the request's KV is theirs."""
@@ -103,20 +120,54 @@ class DraftHead:
         return self.bridge.engine
 
     @property
-    def policy_version(self) -> int:
-        """Of the step's side."""
-        return self.engine.version
-
-    @property
     def base(self) -> str:
         """Of the target's configuration."""
         return base_of(self.runner.model_config.hf_text_config)
 
-    def canary(self, running: bool) -> None:
-        """While there is one the router asks for drafts to be scored more often."""
-        self.engine.canary_runs = running
-
     # ---- the step ---------------------------------------------------------------------------------------------------
+
+    def drafts(
+        self, step: StepResult, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[list[int]] | None, list[list[float]] | None]:
+        """What the head drafts after `step`: rows [requests][passes] and their probabilities; None where it rests.
+
+        Args:
+            args, kwargs: of vLLM's `propose`, after the batch.
+        """
+        given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+        aux = given["aux_hidden_states"]
+        req_ids = list(batch.req_ids)
+        first = batch.query_start_loc[: batch.num_reqs]
+        where, begin = batch.query_start_loc_np.tolist(), batch.positions[first.long()].tolist()
+        rejected = given["num_rejected"].tolist()
+        rows = [(where[i], where[i + 1] - where[i] - rejected[i]) for i in range(batch.num_reqs)]
+        starts = dict(zip(req_ids, begin, strict=True))
+        self.observe(req_ids, starts, step.sampled, rows, aux)
+        passes = self.plan(step)
+        if passes < 0:
+            return None, None
+        try:
+            read = [given["last_hidden_states"]] if self.drafter.reads_output else (aux or [])[: self.aux_layers]
+            self.keep(req_ids, starts, rows, read or None)
+            longest = max(start + n for start, (_, n) in zip(begin, rows, strict=True))
+            passes = max(0, min(passes, self.limit - longest))
+            if not passes and not self.drafter_kv.full:
+                return None, None
+            started = time.perf_counter()
+            repaired = self.repair(req_ids, starts, functools.partial(self._read, batch), self.drafter.max_num_reqs)
+            # On a GPU this time is only known together with that of the passes: then none of it says what a pass costs.
+            on_cpu = self.runner.device.type == "cpu"
+            late = time.perf_counter() - started if on_cpu else math.inf if repaired else 0.0
+            tokens, probs = self.drafter.propose(passes, batch, *args, **kwargs)
+            self.drafter_kv.read(req_ids)
+            if not passes:
+                return None, None
+            out = tokens[:, :passes].tolist(), probs[:, :passes].tolist()
+            self.engine.passed(passes, time.perf_counter() - started, batch.num_reqs, late)
+            return out
+        except Exception as e:  # the target's sample is made; without drafts it is as good
+            self.fail("drafts of the head", e)
+            return None, None
 
     def observe(
         self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
@@ -193,6 +244,25 @@ class DraftHead:
             entry.fresh = stop
         return bool(batch)
 
+    def look(self, apply: Callable[..., torch.Tensor], logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Around `Sampler.apply_sampling_params`: capture sees the logits as the target and the grammars left them.
+
+        Of a batch that is verified in parts capture sees the last part.
+        """
+        given = dict(zip(("slots", "idx_mapping", "idx_mapping_np"), args, strict=False)) | kwargs
+        if self.capture is not None:
+            req_ids = [self.runner.req_states.index_to_req_id.get(i, "") for i in given["idx_mapping_np"].tolist()]
+            verified = [len(self.bridge.scheduled.get(r, ())) for r in req_ids]
+            self.capture.look(logits, req_ids, verified if any(verified) else ())
+        return apply(logits, *args, **kwargs)
+
+    def end(self) -> None:
+        """The step is over."""
+        if self.capture is not None:
+            self.capture.end()
+        if self.training is not None:
+            self.training.step_ended()
+
     # ---- the engine --------------------------------------------------------------------------------------------------
 
     def sleeps(self, asleep: bool) -> None:
@@ -212,7 +282,11 @@ class DraftHead:
 
     def info(self) -> dict[str, Any]:
         """What runs, what was swapped, captured and trained."""
-        out = self.swapper.info() | {"off": self.off, "caught_up": self.caught_up, "reread": self.rebuilt}
+        out: dict[str, Any] = self.swapper.info() | {
+            "off": self.off,
+            "caught_up": self.caught_up,
+            "reread": self.rebuilt,
+        }
         if self.capture is not None:
             out["capture"] = self.capture.info()
         if self.training is not None:
@@ -227,7 +301,7 @@ class DraftHead:
         pauses, d.pauses = d.pauses, []
         sums: dict[str, float] = {"caught_up": self.caught_up, "reread": self.rebuilt, **self.swapper.counts}
         levels: dict[str, float] = {"version": d.running.number}
-        levels["staleness"] = self.policy_version - (d.running.since or 0)
+        levels["staleness"] = self.engine.version - (d.running.since or 0)
         if pauses:
             levels["swap_longest"] = max(pauses)
         if self.engine.head is not None and (reached := self.engine.head.reached) is not None:

@@ -306,7 +306,7 @@ class HeadTraining:
             self._fetch = None
             if isinstance(version, int):
                 self._judged(version, "refused", str(e))
-            logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
+            logger.warning("rollspec: %s", e.plain)
 
     def _progressed(self, now: Progress) -> None:
         """What the daemon trained since its last message, in equal parts for its engines, whose counts are summed."""

@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 TokenArray = npt.NDArray[np.int32]
 
+DEPTH = 16  # longest match of a context in a corpus
+NOTHING = -2  # fills a context that is shorter than `DEPTH`, on its left; equal to nothing in a corpus
+
 
 def as_tokens(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenArray:
     """Contiguous int32 copy-if-needed of `token_ids`, shape [n]."""

@@ -52,27 +52,23 @@ def allocate(
     if not flat.size:
         return [0] * len(drafts)
     flat[::-1].sort()
-    if copies == 1.0:
-        seconds = cost.curve(tokens, flat.size, context_tokens)
-    else:
-        seconds = cost.curve(tokens, math.ceil(copies * flat.size), context_tokens)[
-            (copies * np.arange(flat.size + 1)).astype(int)
-        ]
+    curve = cost.curve(tokens, math.ceil(copies * flat.size), context_tokens)
+    seconds = curve[(copies * np.arange(flat.size + 1)).astype(int)]
     seconds = seconds + margin * (seconds - seconds[0])
     rate = (base + copies * np.cumsum(flat)) / seconds[1:]
     best = int(rate.argmax())
     if rate[best] <= (1.0 + least) * base / seconds[0]:
         return [0] * len(drafts)
     threshold = float(flat[best])
+    ties = best + 1 - int((flat > threshold).sum())  # tokens that are worth as much as the last one, as were counted
     lengths = []
-    left = best + 1  # ties at the threshold: no more than were counted
     for w, draft in zip(counts, drafts, strict=True):
         n = 0
         for p in draft:
-            if w * p < threshold or left == 0:
+            if w * p < threshold or (w * p == threshold and not ties):
                 break
             n += 1
-            left -= 1
+            ties -= w * p == threshold
         lengths.append(n)
     return lengths
 

@@ -1,4 +1,18 @@
-"""`lookup` for the CPU: occurrences are found by hash chains, as in LZ77, and not by going over the corpus.
+"""Longest-suffix lookup: the tokens that follow in the corpus where it matches the end of a request.
+
+    corpus   ... 7 4 9 5 8 | 2 4 9 5 3 6 | 1 9 5 8 ...        | separator, -1
+    context            4 9 5                                  the last `DEPTH` tokens of prompt + response
+    match        3 ----^       3 --^         2 --^            equal tokens backwards from each position
+    vote               5 -> {8: 1, 3: 1} at length 3,  {8: 2, 3: 1} at length 2
+
+Every position with the context's last token, and with a token after it, is an occurrence. For each match length the
+occurrences at least that long vote for the next token, those that have the winner vote for the one after it, and so on:
+a token's probability is the product of the shares of the votes up to it. A chain is at most `factor` times as long as
+its match. The chain with the largest sum of probabilities is the draft; of equal ones that of the longest match: the
+score of SuffixDecoding (arXiv:2411.04975, section 4.2) over an array instead of a tree.
+
+`tests/support/lookup_reference.py` is the definition, in numpy; here occurrences are found by hash chains, as in LZ77,
+and not by going over the corpus.
 
     tokens   ... 7 4 9 5 8 ... 2 4 9 5 3 ... 1 4 9 5 6 ...
     before3          -1 <------------ . <---------- .  <- heads[hash(4, 9, 5)]
@@ -98,7 +112,7 @@ def extend(corpora, starts, positions, ends, tokens):  # type: ignore[no-untyped
 
 @_compile
 def _follow(tokens, end, voters, total, most, min_prob, alive, followers, votes, chain, shares):  # type: ignore[no-untyped-def]
-    """`lookup._follow`, into `chain` and `shares`; returns length and score. The rest is scratch."""
+    """`lookup_reference._follow`, into `chain` and `shares`; returns length and score. The rest is scratch."""
     left = total
     alive[:left] = voters[:left]
     prob, score, length = np.float32(1.0), np.float32(0.0), 0
@@ -144,7 +158,7 @@ def _follow(tokens, end, voters, total, most, min_prob, alive, followers, votes,
 
 @_compile
 def lookup(corpora, fallback, weak, contexts, rooms, factor, min_prob, electorate, found, wider):  # type: ignore[no-untyped-def]
-    """The drafts of a batch, to `found` (`lookup.Found`), from each one's own corpus (int64 [B], addresses of headers).
+    """The drafts of a batch, to `found` (`scan.Found`), from each one's own corpus (int64 [B], addresses of headers).
 
     `fallback`: address of the shared one, 0 for none; asked where a match is shorter than `weak`, and taken where its
     score is higher: `wider` bool [B] says where. `contexts`: int32 [B, depth]. `rooms`: int32 [B]. `electorate`: most

@@ -14,11 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rollspec.tuning.strategy import bucket_of, restored
-
-Vector = npt.NDArray[np.float64]
+from rollspec.tuning.strategy import Vector, bucket_of, restored
 
 PRIOR = 0.6  # acceptance per position that a drafter without a record is given: enough to be tried
 
@@ -36,6 +33,19 @@ def worth(probs: Sequence[float], price: float) -> float:
             break
         total += p - price
     return total
+
+
+def gains(expected: Vector, have: Sequence[float], price: float) -> Vector:
+    """Tokens that a batch gains by 0, 1, ... k passes over drafts worth `have`, from `expected` [requests, k], the
+    cumulative acceptance of what they propose. Shape [k + 1].
+    """
+    worths = np.cumsum(np.maximum(expected - price, 0.0), axis=1)  # [requests, k]
+    return np.append(0.0, np.maximum(worths - np.array(have)[:, None], 0.0).sum(0))
+
+
+def best_passes(gains: Vector, costs: Vector, rate: float, most: int) -> int:
+    """How many passes, up to `most`, gain most beyond what the engine emits meanwhile at `rate` tokens/s."""
+    return int((gains - rate * costs)[: most + 1].argmax())
 
 
 class HeadAcceptance:
@@ -67,6 +77,10 @@ class HeadAcceptance:
         """Per position, what was seen only; 0 where nothing was. Shape [k]."""
         measured: Vector = self.accepted / np.maximum(self.tries, 1.0)
         return measured
+
+    def expected(self, trust: Sequence[float]) -> Vector:
+        """Cumulative acceptance to expect of each request's next draft. Shape [requests, k]."""
+        return np.cumprod(np.minimum(np.array(trust)[:, None] * self.rates[None], 0.999), axis=1)
 
     def observe(self, accepted: int, known: int) -> None:
         """A draft's first `accepted` tokens were accepted; `known` of its positions are (`accepted` or one more)."""
@@ -174,34 +188,3 @@ class PassCost:
         unseen = passes * min(self.each or np.inf, UNSEEN_PASS * step)
         once = self._cells.get((bucket, passes))
         return min(once[0], unseen) if once else unseen
-
-
-class Router:
-    """Keeps what is known of one draft head and weighs it against suffix drafts. `k`: most passes per step."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self.acceptance = HeadAcceptance(k)
-        self.cost = PassCost()
-
-    def expected(self, trust: Sequence[float]) -> Vector:
-        """Cumulative acceptance to expect of each request's next draft of the draft head. Shape [requests, k]."""
-        rates = np.minimum(np.array(trust)[:, None] * self.acceptance.rates[None], 0.999)
-        expected: Vector = np.cumprod(rates, axis=1)
-        return expected
-
-    def gains(self, expected: Vector, have: Sequence[float], price: float) -> Vector:
-        """Tokens that the batch gains by 0, 1, ... k passes over drafts worth `have`. Shape [k + 1]."""
-        worths = np.cumsum(np.maximum(expected - price, 0.0), axis=1)  # [requests, k]
-        out = np.zeros(self.k + 1)
-        out[1:] = np.maximum(worths - np.array(have)[:, None], 0.0).sum(0)
-        return out
-
-    def costs(self, batch: int, step: float) -> Vector:
-        """Seconds of 0, 1, ... k passes. Shape [k + 1]."""
-        return np.array([self.cost.seconds(batch, d, step) for d in range(self.k + 1)])
-
-    @staticmethod
-    def passes(gains: Vector, costs: Vector, rate: float, most: int) -> int:
-        """How many passes, up to `most`, gain most beyond what the engine emits meanwhile at `rate` tokens/s."""
-        return int((gains - rate * costs)[: most + 1].argmax())

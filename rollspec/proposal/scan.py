@@ -12,15 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rollspec.proposal import lookup_cpu
-from rollspec.proposal.base import TokenArray
-from rollspec.proposal.lookup import DEPTH, OCCURRENCES, SEPARATOR, Found, empty
+from rollspec.proposal.base import DEPTH, TokenArray
 from rollspec.proposal.lookup_cpu import HEADER, TOKENS, link
 from rollspec.proposal.ngrams import MIN_PROB
+
+SEPARATOR = -1  # between two responses in a corpus, and wherever it holds nothing
+
+OCCURRENCES = 64
+"""Occurrences that vote, at most: the longest matches, of equal ones those furthest back in the corpus, the newest."""
 
 SPEC_FACTOR = 2.0
 """A draft is at most this many times as long as its match: a short match says little about what follows."""
@@ -73,24 +78,16 @@ class Corpus:
         extend([(self, sequence, tokens)])
 
     def make_room(self, sequence: int, n: int) -> Region:
-        """A region for a sequence that is new, or has no room for `n` more tokens where it lies."""
+        """A region for a sequence that is new, or has no room for `n` more tokens: where it lies if it is the last one,
+        else at the end.
+        """
         region = self.regions.get(sequence)
-        return self._place(sequence, n + 1) if region is None else self._move(sequence, region, n)
-
-    def _place(self, sequence: int, room: int) -> Region:
-        self._reserve(room)
-        region = self.regions[sequence] = Region(self._used, 0, room)
-        self._header[-1] += room
-        self.live += room
-        return region
-
-    def _move(self, sequence: int, region: Region, n: int) -> Region:
-        """The sequence with room for `n` more tokens: where it lies if it is the last one, else at the end."""
+        if region is None:
+            return self._place(sequence, n + 1)
         room = max(2 * (region.length + n), FIRST)
         if region.start + region.room == self._used:
             more = room - region.room
             self._reserve(more)
-            region = self.regions[sequence]
             region.room += more
             self._header[-1] += more
             self.live += more
@@ -102,6 +99,13 @@ class Corpus:
         moved.length = len(tokens)
         link(self._rows, self._heads, moved.start, moved.start, moved.start + len(tokens))
         return moved
+
+    def _place(self, sequence: int, room: int) -> Region:
+        self._reserve(room)
+        region = self.regions[sequence] = Region(self._used, 0, room)
+        self._header[-1] += room
+        self.live += room
+        return region
 
     def remove(self, sequence: int) -> None:
         """Forget a sequence."""
@@ -133,35 +137,44 @@ class Corpus:
 
 def extend(rows: Iterable[tuple[Corpus, int, Sequence[int] | TokenArray]]) -> None:
     """Append tokens to sequences of corpora, in this order, in one call for all that find room where they lie."""
-    corpora: list[int] = []
-    starts: list[int] = []
-    positions: list[int] = []
-    texts: list[Sequence[int] | TokenArray] = []
+    batch: list[tuple[int, int, int, Sequence[int] | TokenArray]] = []
     for corpus, sequence, tokens in rows:
         region = corpus.regions.get(sequence)
         if region is None or region.length + len(tokens) >= region.room:
-            _write(corpora, starts, positions, texts)  # what is moved is linked anew, after what came before
-            corpora, starts, positions, texts = [], [], [], []
+            _write(batch)  # what is moved is linked anew, after what came before
+            batch = []
             region = corpus.make_room(sequence, len(tokens))
-        corpora.append(corpus.address)
-        starts.append(region.start)
-        positions.append(region.start + region.length)
-        texts.append(tokens)
+        batch.append((corpus.address, region.start, region.start + region.length, tokens))
         region.length += len(tokens)
-    _write(corpora, starts, positions, texts)
+    _write(batch)
 
 
-def _write(
-    corpora: list[int], starts: list[int], positions: list[int], texts: list[Sequence[int] | TokenArray]
-) -> None:
-    """Write each text into its corpus, from its place on, in the sequence that begins at its start."""
-    if not texts:
+def _write(batch: Sequence[tuple[int, int, int, Sequence[int] | TokenArray]]) -> None:
+    """Write texts: the address of each one's corpus, the start of its sequence, its own place, and its tokens."""
+    if not batch:
         return
+    corpora, starts, positions, texts = zip(*batch, strict=True)
     ends = np.array(list(accumulate(map(len, texts))))
     tokens = texts[0] if len(texts) == 1 else np.fromiter(chain.from_iterable(texts), np.int32, ends[-1])
     lookup_cpu.extend(
         np.array(corpora), np.array(starts), np.array(positions), ends, np.ascontiguousarray(tokens, np.int32)
     )
+
+
+class Found(NamedTuple):
+    """Drafts of a batch. Places beyond a row's count are undefined."""
+
+    tokens: npt.NDArray[np.int32]  # [B, K]
+    probs: npt.NDArray[np.float32]  # [B, K], cumulative
+    counts: npt.NDArray[np.int32]  # [B] tokens drafted
+    matches: npt.NDArray[np.int32]  # [B] match length of the chain
+    scores: npt.NDArray[np.float32]  # [B] sum of its probabilities
+
+
+def empty(batch: int, k: int) -> Found:
+    """No drafts for `batch` requests, with room for `k` tokens each."""
+    tokens, probs = np.zeros((batch, k), np.int32), np.zeros((batch, k), np.float32)
+    return Found(tokens, probs, np.zeros(batch, np.int32), np.zeros(batch, np.int32), np.zeros(batch, np.float32))
 
 
 def look_up(
@@ -170,7 +183,7 @@ def look_up(
     contexts: Sequence[Sequence[int]],
     rooms: Sequence[int],
 ) -> tuple[Found, npt.NDArray[np.bool_]]:
-    """The drafts of a batch, as `lookup` defines them, each from its own corpus; and which are the fallback's, [B].
+    """The drafts of a batch, as `lookup_cpu` defines them, each from its own corpus; and which are the fallback's, [B].
 
     `fallback`: where matches below `WEAK_MATCH` tokens are compared with what it says. `contexts`: last `DEPTH` tokens
     of each request, filled with `NOTHING` on the left. `rooms`: most tokens of each draft.

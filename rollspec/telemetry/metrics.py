@@ -6,8 +6,9 @@ made from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rollspec.telemetry.engine_stats import EngineStats
 
@@ -157,6 +158,8 @@ _ROWS = (
 )
 TABLE = tuple(Metric(f"rollspec/{name}", unit, kind, meaning) for name, unit, kind, meaning in _ROWS)
 
+NO_ANSWER = "no answer"
+
 
 def find(name: str) -> Metric | None:
     """The row that describes the concrete metric `name`: `rollspec/accept/rate/suffix` is `.../rate/<drafter>`."""
@@ -165,6 +168,23 @@ def find(name: str) -> Metric | None:
         if row.name == name or (row.name.endswith(">") and row.name.rsplit("/", 1)[0] == stem):
             return row
     return None
+
+
+def engine_metrics(answers: Sequence[Mapping[str, Any]], faults: Mapping[str, int]) -> dict[str, float]:
+    """Metrics of all engines together.
+
+    Args:
+        answers: of each engine to the operation `stats`: an `EngineStats` mapping, `{}` where rollspec is off in it,
+            `{"error": ...}` where it did not answer.
+        faults: what failed on the trainer's side, by cause.
+    """
+    parts = [EngineStats.from_dict(a) for a in answers if a and "error" not in a]
+    silent = sum("error" in a for a in answers)
+    mine = EngineStats(speculating=False, faults={**faults, **({NO_ANSWER: silent} if silent else {})})
+    measured = to_metrics(EngineStats.merge([*parts, mine]))
+    if silent and not parts:  # nothing was measured, which is not the same as zero
+        return {name: value for name, value in measured.items() if name.startswith("rollspec/faults")}
+    return measured
 
 
 def to_metrics(s: EngineStats) -> dict[str, float]:

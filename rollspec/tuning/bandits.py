@@ -212,8 +212,7 @@ class Thompson(Bandit):
 def expected(theta: Vector, k: Vector) -> Vector:
     """Tokens that a request emits in a step: (1 - θ^(K+1))/(1 - θ) (Leviathan et al. 2023, eq. 1)."""
     theta = np.minimum(theta, 1.0 - 1e-9)
-    emitted: Vector = (1.0 - theta ** (k + 1.0)) / (1.0 - theta)
-    return emitted
+    return (1.0 - theta ** (k + 1.0)) / (1.0 - theta)
 
 
 def acceptance(mean: float, k: float) -> float:

@@ -149,7 +149,9 @@ class CostModel:
         trust = np.sqrt(np.minimum(weight, 16.0))
         if n.max() < _NARROW * n.min():
             shape = np.array([self._seconds(c[0], c[1], c[2], bool(c[5])) for c in cells])
-            self._scale(float(np.average(seconds / shape, weights=trust)))
+            factor = float(np.average(seconds / shape, weights=trust))
+            self._lay(self._curve * factor, self._tail * factor)
+            self.c0, self.c1, self.fitted = self.c0 * factor, self.c1 * factor, True
             return
         from scipy.optimize import nnls
 
@@ -186,11 +188,6 @@ class CostModel:
 
     def _plausible(self, key: tuple[int, int, int], cell: list[float]) -> bool:
         return 0.5 < cell[3] / self._seconds(cell[0], cell[1], cell[2], key[2] >= _VERIFIES) < 2.0
-
-    def _scale(self, factor: float) -> None:
-        self._lay(self._curve * factor, self._tail * factor)
-        self.c0, self.c1 = self.c0 * factor, self.c1 * factor
-        self.fitted = True
 
     def _set(self, base: float, slopes: npt.NDArray[np.float64]) -> None:
         slopes = np.maximum(slopes, 1e-9)  # a step does not get cheaper by doing more

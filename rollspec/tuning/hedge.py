@@ -59,8 +59,7 @@ class Hedge(Learning):
     def probabilities(self, bucket: int) -> Vector:
         """Of the arms. Shape [A]."""
         mix = self._mixes[bucket]
-        out: Vector = mix.meta @ mix.weights
-        return out
+        return mix.meta @ mix.weights
 
     def choose(self, bucket: int) -> int:  # noqa: D102
         mix = self._mixes[bucket]

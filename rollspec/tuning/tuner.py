@@ -121,7 +121,9 @@ class Tuner:
         bucket = _bucket(batch, context_tokens)
         if bucket not in self._seeded and self._seen:
             self._seeded.add(bucket)
-            self._seed(bucket, batch, context_tokens)
+            seconds = _SEED_STEPS * self._seconds(batch, self._verified, context_tokens)
+            emitted = _SEED_STEPS * batch * self._emitted
+            self.strategy.prior(bucket, Outcome(0, batch, emitted[self._index], seconds[self._index]))
         chosen = self._index[self.strategy.choose(bucket)]
         played = chosen
         drafters = self.arms[chosen].drafters
@@ -274,8 +276,7 @@ class Tuner:
         low = at.astype(int)
         seconds: Vector = curve[low] + (at - low) * (curve[np.minimum(low + 1, len(curve) - 1)] - curve[low])
         host = np.where(self.ks > 0, self._host[1] or self._host[0], self._host[0])
-        total: Vector = seconds + (batch + _HOST_FIXED) * host
-        return total
+        return seconds + (batch + _HOST_FIXED) * host
 
     def _fill(self, emitted: Vector, cut: Sequence[int], accepted: int, expected: Sequence[float]) -> None:
         """Add what the calibrated confidence expects beyond the last token that is known."""
@@ -286,11 +287,6 @@ class Tuner:
         for a, n in enumerate(cut):
             if n > accepted:
                 emitted[a] += (sums[min(n, len(expected))] - sums[accepted]) / known
-
-    def _seed(self, bucket: int, batch: int, context_tokens: float) -> None:
-        seconds = _SEED_STEPS * self._seconds(batch, self._verified, context_tokens)
-        emitted = _SEED_STEPS * batch * self._emitted
-        self.strategy.prior(bucket, Outcome(0, batch, emitted[self._index], seconds[self._index]))
 
     # ---- kept with the job ------------------------------------------------------------------------------------------
 

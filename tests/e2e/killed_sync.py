@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import torch
-from rollspec_verl import weights
+from rollspec_verl import servers
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
 
 SOCKET = f"ipc://{sys.argv[1]}/socket"
@@ -26,8 +26,8 @@ def dies(bucket: list[tuple[str, Any]], is_last: bool) -> None:
 if (engine := os.fork()) == 0:
     transfer.BucketedWeightReceiver(SOCKET, torch.device("cpu"), use_shm=True).receive_weights(dies)
     os._exit(1)
-weights.BUCKET_SECONDS = 2.0
-weights.install(transfer)
+servers.BUCKET_SECONDS = 2.0
+servers.install_sender(transfer)
 parts = ((f"layer{i}", torch.full((200_000,), float(i))) for i in range(8))
 try:
     asyncio.run(transfer.BucketedWeightSender(SOCKET, bucket_size_mb=1, use_shm=True).async_send_weights(parts))

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 import rollspec_openrlhf
-from rollspec_openrlhf import engines, trainer
+from rollspec_openrlhf import actors as hooks
 
 PROMPTS = ["17+58-23=?", "17+58-23=?", "40+2=?", "91-15+7=?"]
 
@@ -50,14 +50,14 @@ class Base:
 
 
 def main(model: str, weights: str, out: str) -> None:
-    subclass = engines.subclass
+    subclass = hooks.subclass
 
     def with_load(base: type, config: Any) -> type:
         cls = subclass(base, config)
         cls.load_weights = load_weights  # type: ignore[attr-defined]
         return cls
 
-    engines.subclass = with_load
+    hooks.subclass = with_load
     rollspec_openrlhf.enable("default")
     # A GPU only for Ray's bookkeeping: OpenRLHF asks for one per engine.
     ray.init(num_cpus=4, num_gpus=1, include_dashboard=False)
@@ -67,7 +67,7 @@ def main(model: str, weights: str, out: str) -> None:
     actors = create_vllm_engines(1, 1, model, 0, False, False, True, 256, gpu_memory_utilization=0.5)
     found = ModuleType("ppo_trainer")
     found.PPOTrainer = ray.remote(type("PPOTrainer", (Base,), {}))  # type: ignore[attr-defined]
-    trainer.install(found, "PPOTrainer")
+    hooks.install_trainer(found, "PPOTrainer")
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompts = [
         tokenizer.apply_chat_template(

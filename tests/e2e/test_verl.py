@@ -81,7 +81,7 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
         time.sleep(0.3)  # the next rollout has begun
         engine = next(pid for pid in started.family.alive() if "VLLM::Engine" in title_of(pid))
         names = {name for pid in started.family.alive() for name in segments_of(pid)}
-        assert names, "vLLM's processes share no memory any more; this test and segments.py can be made simpler"
+        assert names, "vLLM's processes share no memory any more; this test and `segments_below` can be made simpler"
         os.kill(engine, signal.SIGKILL)
         started.wait_for(lambda: started.process.poll() is not None, 180)
         assert started.process.returncode != 0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import young_head
-from rollspec_verl.weights import BUCKET_SECONDS
+from rollspec_verl.servers import BUCKET_SECONDS
 from running_job import RunningJob, metrics_of, running, title_of
 
 from drafter_online.versions import Event, Versions

@@ -41,7 +41,7 @@ def _hold_costs(worker: Any) -> None:
         return  # it does not speculate
     engine.tuner.host = engine.tuner.cost.observe = lambda *args, **kwargs: None
     if engine.head is not None:
-        engine.head.router.cost.observe = engine.tuner.host
+        engine.head.cost.observe = engine.tuner.host
 
 
 CACHING = {"enable_prefix_caching": True, "block_size": 32}
@@ -73,7 +73,7 @@ def call(llm: Any, op: str, **payload: Any) -> dict[str, Any]:
 
 def bridge(worker: Any) -> Any:
     """rollspec's side of a worker, for functions that tests send there."""
-    from rollspec.engine.vllm.worker import bridge as found
+    from rollspec.engine.vllm.v2.install import bridge as found
 
     return found(worker)
 

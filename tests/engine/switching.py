@@ -72,6 +72,6 @@ def any_arm_and_passes(worker: Any) -> None:
     def routed(step: Any, *args: Any, **kwargs: Any) -> int:
         found = route(step, *args, **kwargs)
         on = step.asked and engine.head.name in step.plan.drafters
-        return rng.choice([0, 0, found, 1, engine.head.router.k]) if on else rng.choice([0, 0, 0, 1])
+        return rng.choice([0, 0, found, 1, engine.head.k]) if on else rng.choice([0, 0, 0, 1])
 
     engine.head.route = routed

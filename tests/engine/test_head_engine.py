@@ -26,7 +26,7 @@ def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _info(worker: Any) -> dict[str, Any]:
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     d = bridge(worker).head
     return {"off": d.off, "late": d.caught_up, "kept": d.drafter_kv.bytes, "entries": len(d.drafter_kv)}
@@ -184,7 +184,7 @@ def test_ranks_run_and_swap_the_drafter_together(
 
 
 def _break(worker: Any) -> None:
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     head = bridge(worker).head
     bridge(worker).engine.head.since = 10**6  # it runs at the next step

@@ -59,7 +59,7 @@ def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
 
 def _kept_versions(worker: Any) -> list[list[int]]:
     """Policy versions of the responses that each prompt is drafted from."""
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     return [sorted({r.version for r in each.responses}) for _, each in bridge(worker).engine.history]
 

@@ -20,7 +20,7 @@ def _spoil(worker: Any) -> None:
     """What a deep sleep leaves of the weights, as far as this can be had without a GPU."""
     import torch
 
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     found = bridge(worker).head.specialists
     with torch.no_grad():
@@ -31,7 +31,7 @@ def _spoil(worker: Any) -> None:
 
 def _whole(worker: Any) -> bool:
     """Whether specialists hold what they were loaded with."""
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     found = bridge(worker).head.specialists
     own = found._own(found.models[1])

@@ -170,8 +170,8 @@ def test_a_sleep_that_loses_the_weights_and_a_swap_asked_for_meanwhile(
     """vLLM's CPU worker has no sleep mode: it is played by one that forgets the drafter, as level 2 does."""
 
     def forgetful(worker: Any) -> None:
-        from rollspec.engine.vllm import worker as module
-        from rollspec.engine.vllm.worker import bridge
+        from rollspec.engine.vllm.v2 import install as module
+        from rollspec.engine.vllm.v2.install import bridge
 
         def sleep(level: int = 1) -> None:
             for p in bridge(worker).head.drafter.model.parameters():

@@ -92,7 +92,7 @@ def test_a_swap_while_a_request_is_preempted(
     from drafter_online.samples import Sample
 
     def watch(worker: Any) -> None:
-        from rollspec.engine.vllm.worker import bridge
+        from rollspec.engine.vllm.v2.install import bridge
 
         runner, swapper = worker.model_runner, bridge(worker).head.swapper
         execute = runner.execute_model

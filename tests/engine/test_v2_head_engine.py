@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 def _forget(worker: Any) -> None:
     """Every few steps: draft, lose the head's whole KV, read it again from the kept states, and draft again."""
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     head = bridge(worker).head
     propose, speculator = head.drafter.propose, head.drafter.speculator

@@ -1,4 +1,4 @@
-"""Longest-suffix lookup as `rollspec/proposal/lookup.py` defines it, in plain numpy: what the fast ones are held to."""
+"""Longest-suffix lookup (`rollspec/proposal/lookup_cpu.py`) in plain numpy: what the fast one is held to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollspec.proposal.base import TokenArray
-from rollspec.proposal.lookup import OCCURRENCES, SEPARATOR, Found, empty
+from rollspec.proposal.scan import OCCURRENCES, SEPARATOR, Found, empty
 
 
 def reference(

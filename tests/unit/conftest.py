@@ -84,13 +84,13 @@ def demo(tmp_path: Path) -> Path:
 @pytest.fixture
 def tested_trl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tested TRL is there, whatever is; afterwards rollspec is off again."""
-    from rollspec_trl import options
+    from rollspec_trl import engines
 
     from rollspec.engine.vllm import plugin
 
     real = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: "1.16.0" if name == "trl" else real(name))
-    before = options._config
+    before = engines._config
     yield
-    options._config = before
+    engines._config = before
     plugin.enable(None)

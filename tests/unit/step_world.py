@@ -174,7 +174,7 @@ def play(world: World, make: Callable[[dict[str, Any], str | None], Any]) -> dic
         elif n % 50 == 5:
             engine.k = engine.k_max
         if head and n % 30 == 29:
-            engine.swapped(n, None if n % 60 == 29 else engine.head.router.acceptance.state())
+            engine.swapped(n, None if n % 60 == 29 else engine.head.acceptance.state())
             engine.canary_runs, engine.resting = n % 60 == 29, n % 90 == 59
         if n == world.steps // 2:
             engine.restore_tuning(json.loads(json.dumps(engine.tuning_state())))
@@ -229,7 +229,7 @@ WORLDS = {
         changed=0.3,
         kept=True,
         steps=240,
-        seed=6,
+        seed=10,
     ),
     "suffix and head, all is verified": World(
         {

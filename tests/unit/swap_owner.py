@@ -17,7 +17,7 @@ from vllm_like import like
 from rollspec.engine.vllm.draft_weights import DraftWeights
 from rollspec.head.drafter_kv import DrafterKV
 from rollspec.head.swap import Swapper
-from rollspec.proposal.router import Router
+from rollspec.proposal.router import HeadAcceptance
 
 
 class Inner(torch.nn.Module):
@@ -40,31 +40,28 @@ class Model(torch.nn.Module):
 
 
 class Owner:
-    """A `SwapOwner` without an engine."""
+    """What a swap needs of a `DraftHead`, without an engine."""
 
     def __init__(self, target: Any, drafter: Any, folder: Path, vllm_config: Any) -> None:
         self.target_model, self.draft_model = target, drafter
         self.draft_folder, self.vllm_config = str(folder), vllm_config
-        self.base, self.device, self.asleep, self.policy_version = "b", torch.device("cpu"), False, 3
+        self.base, self.device, self.asleep = "b", torch.device("cpu"), False
         self.drafter_kv = DrafterKV(1 << 20, 100, 4, 4)
-        self.router = Router(2)
-        self.acceptance = self.router.acceptance
-        self.swaps, self.on_canary = 0, False
+        self.acceptance = HeadAcceptance(2)
+        self.swaps = 0
         self.faults: list[str] = []
         self.rewind = self.drafter_kv.rewind
-        self.record_fault = self.faults.append
+        self.engine = like("rollspec.step:DraftEngine", version=3, canary_runs=False, swapped=self.swapped)
+        self.bridge = like("rollspec.engine.bridge:Bridge", count=self.faults.append)
 
     def second_model(self) -> Any:
         return Model(torch.nn.Embedding(8, 4), 0)
 
-    def canary(self, running: bool) -> None:
-        self.on_canary = running
-
-    def swapped(self, version: int, acceptance: Any = None) -> None:
+    def swapped(self, version: int, known: Any = None) -> None:
         self.swaps += 1
         self.acceptance.changed()
-        if acceptance is not None:
-            self.acceptance.restore(acceptance)
+        if known is not None:
+            self.acceptance.restore(known)
 
 
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swapper:
@@ -102,7 +99,7 @@ def payload(value: float, further: dict[str, Any] | None = None, **more: Any) ->
 
 
 def weight(s: Swapper) -> Any:
-    return s.owner.draft_model.model.fc.weight
+    return s.head.draft_model.model.fc.weight
 
 
 def run_until(swapper: Swapper, condition: Any) -> None:

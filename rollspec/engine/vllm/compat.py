@@ -1,4 +1,6 @@
-"""What rollspec knows about vLLM versions and settings: the tested range, and why an engine is left unaccelerated."""
+"""What rollspec knows about vLLM versions and settings: the tested range, why an engine is left unaccelerated, and with
+which settings of ours it was built.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,11 @@ from rollspec.machine import machine
 from rollspec.tested import RANGES, in_range, installed
 
 logger = logging.getLogger("rollspec")
+
+KEY = "rollspec"
+"""Of vLLM's `additional_config`, which every process can read: the configuration that an engine was built with, as a
+mapping, or {"off": why there is none}.
+"""
 
 TESTED = RANGES["vllm"]
 """vLLM versions that rollspec speculates in."""
@@ -36,6 +43,17 @@ NO_KERNELS = (
 
 MEMORY_METHOD = "ngram_gpu"
 """vLLM's speculative method that stands for model-free drafts."""
+
+
+def is_on(vllm_config: Any) -> bool:
+    """Whether rollspec is on in an engine; cheap enough to ask for every request of every step."""
+    given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY)
+    return isinstance(given, dict) and "off" not in given
+
+
+def engine_config(vllm_config: Any) -> RollspecConfig | None:
+    """The configuration an engine was built with, or None where rollspec is off in it. Parses: once per object."""
+    return RollspecConfig.from_dict(vllm_config.additional_config[KEY]) if is_on(vllm_config) else None
 
 
 def keep_last_block() -> dict[str, bool]:

@@ -7,17 +7,15 @@ them by reference, so writing them would change what is sampled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from rollspec.engine.vllm.hooks.cpu_weights import repack
+from rollspec.engine.vllm.hooks.cpu import repack
 from rollspec.engine.vllm.hooks.table import PackedLinear
+from rollspec.head.draft_head import DraftHead
 from rollspec.head.swap.payload import fingerprint, read_folder
 from rollspec.machine import local_folder
-
-if TYPE_CHECKING:
-    from rollspec.head.draft_head import DraftHead
 
 
 class DraftWeights:

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollspec.config import RollspecConfig, Source, resolve, switched_on
-from rollspec.engine.vllm import compat, hooks, prometheus, sample_index
+from rollspec.engine.vllm import compat, hooks, prometheus
+from rollspec.engine.vllm.compat import KEY, engine_config
 from rollspec.engine.vllm.hooks import table
-from rollspec.engine.vllm.settings import KEY, engine_config
 from rollspec.engine.vllm.v2 import scheduling
 from rollspec.head import checkpoint_resolver
 
@@ -185,7 +185,7 @@ def _initialize_from_config(initialize: Any, wrapper: Any, kv_cache_configs: lis
 def _worker_call(worker: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
     """`WorkerBase.rollspec`, which trainers call by `collective_rpc`."""
     from rollspec.engine.operations import call
-    from rollspec.engine.vllm.worker import bridge
+    from rollspec.engine.vllm.v2.install import bridge
 
     return call(bridge(worker), op, payload or {})
 
@@ -195,7 +195,7 @@ BEHAVIOUR: Mapping[hooks.Hook, hooks.Around] = {
     table.InitDevice: _init_device,
     table.InitializeFromConfig: _initialize_from_config,
     table.WorkerCall: _worker_call,
-    table.AddRequest: sample_index.add_request,
+    table.AddRequest: scheduling.add_request,
     table.OutputHandler: prometheus.run_output_handler,
     table.ReserveSlots: scheduling.limit_slots,
     table.UpdateFromOutput: scheduling.count_drafts,

@@ -17,7 +17,7 @@ import weakref
 from typing import Any
 
 from rollspec.engine.vllm import hooks
-from rollspec.engine.vllm.settings import is_on
+from rollspec.engine.vllm.compat import is_on
 
 logger = logging.getLogger("rollspec")
 
@@ -61,7 +61,8 @@ async def _fetch(ref: weakref.ref[Any]) -> None:
             if SERVES_METRICS not in sys.modules:
                 continue
             if exporter is None:
-                exporter = Exporter(_model_name(engine.vllm_config))
+                name = engine.vllm_config.model_config.served_model_name
+                exporter = Exporter(str(name[0] if isinstance(name, list) else name))
             answers = await engine.collective_rpc("rollspec", args=("stats", {"reader": "prometheus"}))
             answer = next((a for a in answers if a), None)
             del engine
@@ -71,8 +72,3 @@ async def _fetch(ref: weakref.ref[Any]) -> None:
         engine = ref()
         if engine is not None and not engine.errored:
             logger.error("rollspec: /metrics has no more news of drafts (%s: %s).", type(e).__name__, e)
-
-
-def _model_name(vllm_config: Any) -> str:
-    name = vllm_config.model_config.served_model_name
-    return str(name[0] if isinstance(name, list) else name)

@@ -30,16 +30,16 @@ import torch
 
 from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.hooks import table as v2
-from rollspec.engine.vllm.hooks.cpu_weights import repack
-from rollspec.engine.vllm.worker import ranks_of
+from rollspec.engine.vllm.hooks.cpu import repack
 from rollspec.head.checkpoint_resolver import GENERAL
+from rollspec.head.ranks import Ranks
 
 logger = logging.getLogger("rollspec")
 
 ATTRIBUTE = "_rollspec_specialists"
 
 
-def arrange(speculator: Any, folders: Mapping[str, str]) -> None:
+def arrange(speculator: Any, folders: Mapping[str, str], ranks: Ranks) -> None:
     """Have vLLM's speculator load the heads in `folders` (by domain) after its own.
 
     Every attention layer that `load_model` finds after `load_draft_model` is the drafter's, so those of all heads get a
@@ -50,7 +50,7 @@ def arrange(speculator: Any, folders: Mapping[str, str]) -> None:
     def load_all(target: torch.nn.Module, target_layers: set[str]) -> torch.nn.Module:
         v2.LoadHead.put(speculator, load, __name__)  # what is loaded later is a second copy of the general head
         general: torch.nn.Module = load(target, target_layers)
-        found = Specialists(speculator, target, general)
+        found = Specialists(speculator, target, general, ranks)
         for name, folder in folders.items():
             found.add(name, folder)
         if len(found.models) > 1:
@@ -78,7 +78,7 @@ class Tally:
 class Specialists:
     """All heads of one worker. `models[0]` is vLLM's own; a head that cannot be loaded is left out, with a warning."""
 
-    def __init__(self, speculator: Any, target: torch.nn.Module, general: torch.nn.Module) -> None:
+    def __init__(self, speculator: Any, target: torch.nn.Module, general: torch.nn.Module, ranks: Ranks) -> None:
         self.speculator = speculator
         self.names = [GENERAL]
         self.models = [general]
@@ -90,9 +90,8 @@ class Specialists:
         self._drafted: dict[str, int] = {}  # the same, until the next one
         self._probs: torch.Tensor | None = None  # each pass writes its confidence here, [max_num_reqs, k]
         self._domain_of: Callable[[str], str] | None = None
-        config = speculator.vllm_config
-        self._ranks = ranks_of(config)
-        self._layers = config.compilation_config.static_forward_context
+        self._ranks = ranks
+        self._layers = speculator.vllm_config.compilation_config.static_forward_context
 
     # ---- loading ----------------------------------------------------------------------------------------------------
 

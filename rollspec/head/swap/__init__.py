@@ -1,6 +1,5 @@
 """Swaps new drafter weights into the running engine between two decode steps; requests and outputs are not affected.
 
-owner.py       `SwapOwner` and `Weights`: all that a swap needs of the engine it happens in
 swapper.py     drives a version from step to step: staged, swapped in, on canary, promoted or rolled back
 payload.py     an offered version: read, verified and measured before the running weights are touched
 deployment.py  the weights that run, those before them and those being staged, and the steps between them

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rollspec.head.swap.owner import SwapOwner, Weights
+from rollspec.head.draft_head import DraftHead
 from rollspec.head.swap.payload import LoadedVersion, check, distance, read
 from rollspec.log_once import LogOnce
 
@@ -29,10 +29,10 @@ class Staged:
 
 
 class Deployment:
-    """The drafter's weights in one worker, by version."""
+    """The drafter's weights in one worker, by version. `weights`: as of `Swapper`."""
 
-    def __init__(self, owner: SwapOwner, weights: Weights) -> None:
-        self.owner = owner
+    def __init__(self, head: DraftHead, weights: Any) -> None:
+        self.head = head
         self.weights = weights
         self.running = LoadedVersion(0, {}, since=0)
         self.pauses: list[float] = []  # seconds that steps waited for an exchange, since the last drain
@@ -45,7 +45,7 @@ class Deployment:
         """Load what a payload names into the second copy. Whatever it raises, nothing that runs was touched."""
         begin = time.perf_counter()
         original = self.weights.original()
-        given = read(payload, self.running.number, self.owner, original)
+        given = read(payload, self.running.number, self.head.base, original)
         tensors = self.weights.strip(given.tensors)
         check(tensors, original)
         change = distance(tensors, self._tensors(self.running))
@@ -54,13 +54,13 @@ class Deployment:
 
     def swap_in(self, staged: Staged) -> int:
         """Have the staged weights run; returns the positions whose KV is computed anew."""
-        version, policy = staged.version, self.owner.policy_version
-        self._before = (self.running, self.owner.acceptance.state())
+        version, policy = staged.version, self.head.engine.version
+        self._before = (self.running, self.head.acceptance.state())
         self.weights.exchange(staged.marks)
-        again = self.owner.rewind() if staged.change >= LARGE else 0
+        again = self.head.rewind() if staged.change >= LARGE else 0
         # Versions of another job may count policies otherwise: none is of the future.
         self.running = replace(version, since=policy if version.since is None else min(version.since, policy))
-        self.owner.swapped(version.number)
+        self.head.engine.swapped(version.number)
         return again
 
     def keep_before(self) -> None:
@@ -80,9 +80,9 @@ class Deployment:
         self.wait()
         self.weights.exchange()
         self.pauses.append(time.perf_counter() - begin)
-        self.owner.rewind()
+        self.head.rewind()
         self.running = before
-        self.owner.swapped(before.number, acceptance)
+        self.head.engine.swapped(before.number, acceptance)
 
     def put_back(self, staged: Staged | None) -> None:
         """Write the running weights again; `staged`: what the second copy must hold afterwards."""
@@ -92,7 +92,7 @@ class Deployment:
         self.wait()
         self.weights.load(self._tensors(self.running))
         self.weights.exchange(self.weights.marks)
-        self.owner.rewind()
+        self.head.rewind()
         if self._before is not None:
             self.weights.load(self._tensors(self._before[0]))
         elif staged is not None:

@@ -13,7 +13,6 @@ from drafter_online.errors import DrafterError
 from drafter_online.versions import Versions
 from drafter_online.vocabulary import misfit
 from rollspec.errors import RollspecError
-from rollspec.head.swap.owner import SwapOwner
 
 
 class SwapRefusedError(RollspecError):
@@ -40,11 +39,10 @@ def not_loaded(why: str) -> SwapRefusedError:
     return SwapRefusedError(f"rollspec: drafter weights were not loaded: {why}.")
 
 
-def read(
-    payload: Mapping[str, Any], running: int, owner: SwapOwner, original: Mapping[str, torch.Tensor]
-) -> LoadedVersion:
+def read(payload: Mapping[str, Any], running: int, base: str, original: Mapping[str, torch.Tensor]) -> LoadedVersion:
     """Read what a payload names (`Swapper.request`); without `back` only versions newer than the `running` one.
-    `original`: the weights that the engine was started with.
+    `base`: of the target (`drafter_online.architecture.base_of`). `original`: the weights that the engine was started
+    with.
 
     Raises:
         SwapRefusedError: they cannot be read, or must not be loaded.
@@ -55,9 +53,7 @@ def read(
     folder = Path(str(payload.get("dir", "")))
     if (folder / "manifest.json").is_file() or folder.name.isdigit():
         try:
-            found = Versions(folder.parent).load(
-                int(folder.name), base=owner.base, newer_than=None if back else running
-            )
+            found = Versions(folder.parent).load(int(folder.name), base=base, newer_than=None if back else running)
         except (DrafterError, ValueError) as e:
             raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
         return LoadedVersion(found.number, dict(found.tensors), folder.parent, found.manifest.target_version)

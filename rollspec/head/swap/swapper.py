@@ -24,9 +24,9 @@ from typing import Any
 from drafter_online.canary import Canary, CanaryVerdict
 from drafter_online.errors import DrafterError
 from drafter_online.versions import Verdict, Versions
+from rollspec.head.draft_head import DraftHead
 from rollspec.head.ranks import NOTHING, Note, Ranks
 from rollspec.head.swap.deployment import Deployment, Staged
-from rollspec.head.swap.owner import SwapOwner, Weights
 from rollspec.head.swap.payload import LoadedVersion, SwapRefusedError, not_loaded, unprepared
 from rollspec.log_once import LogOnce
 
@@ -49,25 +49,20 @@ class Swap:
     staged: Staged | None = None
     error: SwapRefusedError | None = None  # why it could not be staged, on this rank
 
-    @property
-    def canary(self) -> bool:
-        """Whether it is to be judged before it is promoted."""
-        return bool(self.payload.get("canary", True))
-
 
 class Swapper:
     """Swaps for one worker's drafter. Everything but staging runs on the worker's own thread, between steps.
 
     Args:
-        owner: the engine. weights: of its draft model.
+        head: whose weights. weights: those that run, and a second copy (engine/vllm/draft_weights.py, `DraftWeights`).
         ranks: of its tensor-parallel group, which all make the same transitions at the same step.
         canary_drafts: scored drafts until a canary's verdict; 0 promotes everything at once.
     """
 
-    def __init__(self, owner: SwapOwner, weights: Weights, ranks: Ranks | None = None, canary_drafts: int = 64) -> None:
-        self.owner = owner
+    def __init__(self, head: DraftHead, weights: Any, ranks: Ranks | None = None, canary_drafts: int = 64) -> None:
+        self.head = head
         self.ranks = ranks or Ranks()
-        self.deployment = Deployment(owner, weights)
+        self.deployment = Deployment(head, weights)
         self.canary: Canary | None = None
         self.last: dict[str, Any] = {}
         """What became of the last swap; a new object for each."""
@@ -105,7 +100,7 @@ class Swapper:
             state = "canary" if self.canary is not None else "staging" if self._swap.staged is None else "staged"
         return {
             "version": self.version, "state": state, **self.counts, "last": self.last,
-            "started_with": self.owner.draft_folder,
+            "started_with": self.head.draft_folder,
         }  # fmt: skip
 
     # ---- asking for a swap ------------------------------------------------------------------------------------------
@@ -180,7 +175,7 @@ class Swapper:
 
     def verify(self) -> bool:
         """Whether the drafter still has its weights; if not (a policy sync, a sleep), they are put back."""
-        if self.owner.asleep:
+        if self.head.asleep:
             self._unverified = True  # verified when the engine is awake
             return True
         # Ranks compute the drafter's KV anew together, so what one has lost all put back.
@@ -206,7 +201,7 @@ class Swapper:
         Raises:
             SwapRefusedError: another one is in the way; or, with `wait`, as `_settle`.
         """
-        if self.owner.asleep:
+        if self.head.asleep:
             self._deferred = swap
             return {"deferred": True, "version": self.version}
         if self.canary is not None:
@@ -272,15 +267,15 @@ class Swapper:
         begin = time.perf_counter()
         staged = swap.staged
         assert staged is not None
-        rates = self.owner.acceptance.measured  # of the weights before
+        rates = self.head.acceptance.measured  # of the weights before
         try:
             reread = self.deployment.swap_in(staged)
         except BaseException:
             self._swap = None  # it is not tried again at every step
             raise
-        if swap.canary and self._canary_drafts:
+        if self._canary_drafts and swap.payload.get("canary", True):
             self.canary = Canary(staged.version.number, rates, self._canary_drafts, CANARY_RATIO)
-        self.owner.canary(self.canary is not None)
+        self.head.engine.canary_runs = self.canary is not None  # its drafts are scored more often
         pause = time.perf_counter() - begin
         self.deployment.pauses.append(pause)
         self.last = {
@@ -301,7 +296,7 @@ class Swapper:
         assert self._swap is not None
         self._swap = None
         canary, self.canary, self._verdict = self.canary, None, None
-        self.owner.canary(False)
+        self.head.engine.canary_runs = False
         ran = self.deployment.running
         if verdict == "promoted":
             self.deployment.promote()
@@ -328,6 +323,6 @@ class Swapper:
             try:
                 versions.record(ran.number, verdict, reason)
             except DrafterError as e:
-                problem = str(e).removeprefix("drafter-online: ")
-                self.owner.record_fault(f"drafter versions: {problem}")
+                problem = e.plain
+                self.head.bridge.count(f"drafter versions: {problem}")
                 self._log_once("record", "rollspec: %s", problem)

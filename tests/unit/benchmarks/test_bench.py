@@ -83,7 +83,7 @@ def test_batches_that_cannot_be_run(bad: str) -> None:
 
 def test_prompts_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise TrainingError("drafter-online: --prompts x holds no prompt; give one per line.")
+        raise TrainingError("--prompts x holds no prompt; give one per line.")
 
     monkeypatch.setattr("benchmarks.peers.run", refuse)
     result = CliRunner().invoke(bench_cli.command, ["peers"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,13 +186,17 @@ def test_a_job_without_rollspec_takes_a_step_per_token_of_the_longest_response()
     assert reuse_table.read(run, tight)["engine_steps"] == [None, 4.0]
 
 
+def reuse_jobs(seeds: Sequence[int], arms: Sequence[str], work: Path) -> list[tuple[str, int, Any]]:
+    return jobs.of_seeds(seeds, arms, work, reuse.SETTINGS, reuse._job)
+
+
 def test_jobs_of_the_reuse_benchmark_differ_in_rollspec_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verl")
     manifest = tmp_path / "m.json"
     manifest.write_text("{}")
     assets = drift.Assets("model", "train", "val", "reward", str(manifest))
     monkeypatch.setattr(jobs, "prepare_assets", lambda *_: assets)
-    found = {arm: j for arm, _, j in reuse.jobs((3,), tuple(reuse.ARMS), tmp_path)}
+    found = {arm: j for arm, _, j in reuse_jobs((3,), tuple(reuse.ARMS), tmp_path)}
     commands = {
         arm: [c for c in j.command if "experiment_name" not in c and "local_dir" not in c] for arm, j in found.items()
     }
@@ -213,13 +218,13 @@ def test_the_reuse_benchmark_pools_finished_jobs_of_its_own_settings(
     assets = drift.Assets("model", "train", "val", "reward", str(manifest))
     monkeypatch.setattr(jobs, "prepare_assets", lambda *_: assets)
     for seed in (0, 1):
-        for arm, _, made in reuse.jobs((seed,), ("none", "coupled"), tmp_path):
+        for arm, _, made in reuse_jobs((seed,), ("none", "coupled"), tmp_path):
             made.folder.mkdir(parents=True, exist_ok=True)
             same = made.settings_hash if (arm, seed) != ("coupled", 1) else "another"
             status = "finished" if (arm, seed) != ("none", 1) else "failed"
             (made.folder / "run.json").write_text(json.dumps({"settings_hash": same, "status": status}))
             (made.folder / "metrics.jsonl").write_text("")
-    found = jobs.finished(reuse.jobs(jobs.seeds_in(tmp_path), tuple(reuse.ARMS), tmp_path), Console())
+    found = jobs.finished(reuse_jobs(jobs.seeds_in(tmp_path), tuple(reuse.ARMS), tmp_path), Console())
     assert [(arm, seed) for arm, seed, _ in found] == [("none", 0), ("coupled", 0)]
     said = capsys.readouterr().out
     assert "seed 1, none: unfinished or of other settings" in said and "seed 1, coupled: unfinished" in said

@@ -27,7 +27,7 @@ def test_a_shift_is_beyond_what_pairs_without_rollspec_differ_by() -> None:
 def test_runs_become_pairs_and_the_demo_finds_those_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that differs in anything but its seed gets none."""
 
-    def jobs(seeds: list[int], work: Path, settings: object, arms: tuple[str, ...] = repeats.ARMS) -> list[object]:
+    def jobs(seeds: list[int], arms: tuple[str, ...], work: Path, settings: object, build: object) -> list[object]:
         found = []
         for seed in seeds:
             for k, arm in enumerate(arms):
@@ -35,7 +35,7 @@ def test_runs_become_pairs_and_the_demo_finds_those_of_its_job(tmp_path: Path, m
                 found.append((arm, seed, SimpleNamespace(folder=folder, settings_hash="h", total_steps=18)))
         return found
 
-    monkeypatch.setattr(repeats, "jobs", jobs)
+    monkeypatch.setattr(repeats, "of_seeds", jobs)
     monkeypatch.setattr("benchmarks.jobs.finished_run", lambda folder, settings_hash: True)
     path = tmp_path / "repeats.json"
     asked = ["repeats", "--seeds", "0,1,2", "--work", str(tmp_path / "work"), "--out", str(path)]

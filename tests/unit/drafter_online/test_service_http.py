@@ -44,7 +44,7 @@ def service(tmp_path: Any) -> Any:
 
     def no(number: int) -> int:
         if number > 3:
-            raise VersionError(f"drafter-online: version {number} is not there.")
+            raise VersionError(f"version {number} is not there.")
         return 4
 
     return like(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import rollspec_openrlhf
-from rollspec_openrlhf import engines, trainer
+from rollspec_openrlhf import actors
 from vllm_like import like, plays
 
 from rollspec import RollspecConfig
@@ -29,7 +29,7 @@ class Actor:
 
 
 def made(config: RollspecConfig, **kwargs: Any) -> Any:
-    cls = engines.subclass(Actor, config)
+    cls = actors.subclass(Actor, config)
     actor = cls.__new__(cls)
     asyncio.run(cls.__init__(actor, **kwargs))
     return actor
@@ -74,20 +74,20 @@ def trainer_module() -> Any:
     found = ModuleType("ppo_trainer")
     metadata = like("ray.actor:_ActorClassMetadata", modified_class=PPOTrainer)
     found.PPOTrainer = SimpleNamespace(__ray_metadata__=metadata)  # type: ignore[attr-defined]
-    trainer.install(found, "PPOTrainer")
-    trainer.install(found, "PPOTrainer")  # a second time changes nothing
+    actors.install_trainer(found, "PPOTrainer")
+    actors.install_trainer(found, "PPOTrainer")  # a second time changes nothing
     return PPOTrainer
 
 
 def test_a_step_reports_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "collect", lambda pending: [STATS, {"error": "gone"}])
+    monkeypatch.setattr(actors, "collect", lambda pending: [STATS, {"error": "gone"}])
     status, step = trainer_module()().train_step(None, 4)
     assert step == 5 and status["theirs"] == 1
     assert status["rollspec/accept/rate"] == 0.5 and status["rollspec/faults"] == 1
 
 
 def test_a_failure_leaves_the_step_as_it_was(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trainer, "collect", lambda pending: 1 / 0)
+    monkeypatch.setattr(actors, "collect", lambda pending: 1 / 0)
     t = trainer_module()()
     for _ in range(2):
         assert t.train_step(None, 4) == ({"theirs": 1}, 5)
@@ -99,10 +99,10 @@ def test_another_shape_is_said_and_left_alone(name: str, caplog: pytest.LogCaptu
     found = ModuleType("found")
     setattr(found, name, object())
     if name == "PPOTrainer":
-        trainer.install(found, name)
+        actors.install_trainer(found, name)
     else:
         pytest.importorskip("ray")
-        engines.install(found, RollspecConfig.load())
+        actors.install_engine(found, RollspecConfig.load())
     assert len(caplog.records) == 1 and "not as expected" in caplog.text
 
 

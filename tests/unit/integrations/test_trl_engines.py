@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import rollspec_trl
-from rollspec_trl import engines, options
+from rollspec_trl import engines
 from vllm_like import like
 
 from rollspec.engine import calls
@@ -33,7 +33,7 @@ def test_what_vllm_would_refuse_is_not_speculated(
     with caplog.at_level(logging.WARNING, "rollspec"):
         g = generation_class()(Llm(info={"state": "off"}), **changes)
     assert list(g.built_with) == ["off"]
-    assert plugin._enabled is options.config(), "the next engine is asked anew"
+    assert plugin._enabled is engines.config(), "the next engine is asked anew"
     assert [r for r in caplog.records if word in r.getMessage()] == caplog.records and len(caplog.records) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_typo_stops_the_start() -> None:
 def test_each_rank_has_a_history_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     rollspec_trl.enable({"history.dir": str(tmp_path)})
-    assert options.config().history.dir == tmp_path / "replica_3"
+    assert engines.config().history.dir == tmp_path / "replica_3"
 
 
 def test_a_server_that_does_not_answer_is_left_alone(

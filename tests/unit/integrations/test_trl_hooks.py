@@ -174,7 +174,7 @@ def test_the_turns_of_a_rollout_are_marked_and_all_of_them_get_its_reward(tmp_pa
         return {"completion_mask": torch.ones(3, 2)}
 
     state = state_of(t)
-    state.step, state.turns, state.rollouts = (lambda: 0), [], []
+    state.step, state.turns = (lambda: 0), []
     out = score(None)
     items: list[list[Any]] = []
     trainer._on_batch(state, out, items, True)

@@ -92,12 +92,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     made: list[tuple[str, Any]] = []
 
-    def call(replicas: list[Any], op: str, payload: Any, wait: bool = True) -> list[dict[str, Any]]:
-        made.append((op, [payload(i) for i in range(len(replicas))]))
-        return [STATS, {}] if op == "stats" else [{}] * len(replicas)
+    def call(trainer: Any, op: str, payload: Any = lambda i: {}, wait: bool = True) -> list[dict[str, Any]]:
+        count = len(servers.replicas_of(trainer))
+        made.append((op, [payload(i) for i in range(count)]))
+        return [STATS, {}] if op == "stats" else [{}] * count
 
     monkeypatch.setattr(servers, "call", call)
-    monkeypatch.setattr(servers, "tidy", lambda replicas: made.append(("tidy", len(replicas))))
+    monkeypatch.setattr(servers, "tidy", lambda trainer: made.append(("tidy", len(servers.replicas_of(trainer)))))
     return made
 
 

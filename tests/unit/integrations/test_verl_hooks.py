@@ -373,7 +373,7 @@ def test_polling_is_prompt_cheap_and_left_alone_in_asynchronous_training(monkeyp
 
 def test_a_weight_sync_without_a_receiver_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zmq = pytest.importorskip("zmq")
-    from rollspec_verl import weights
+    from rollspec_verl import servers
 
     @plays("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender")
     class BucketedWeightSender:
@@ -393,8 +393,8 @@ def test_a_weight_sync_without_a_receiver_ends(tmp_path: Path, monkeypatch: pyte
 
     found = ModuleType("bucketed_weight_transfer")
     found.BucketedWeightSender = BucketedWeightSender  # type: ignore[attr-defined]
-    weights.install(found)
-    weights.install(found)
-    monkeypatch.setattr(weights, "BUCKET_SECONDS", 0.1)
+    servers.install_sender(found)
+    servers.install_sender(found)
+    monkeypatch.setattr(servers, "BUCKET_SECONDS", 0.1)
     with pytest.raises(TimeoutError, match="took no weights"):
         asyncio.run(BucketedWeightSender().async_send_weights([]))

@@ -160,3 +160,12 @@ def test_the_plain_client_marks_turns_as_well() -> None:
     assert out.token_ids == [10]
     own = asked[0][1]["extra_args"]["rollspec"]
     assert own["turn"][1:] == [0, 2, 2] and "origin" not in own
+
+
+def test_a_turn_that_is_named_already_keeps_its_name_and_can_resume() -> None:
+    me, asked = client([[10], [11]])
+    given = {"extra_args": {"rollspec": {"turn": ["theirs", 0, 2, 2]}}}
+    asyncio.run(me.generate("r", prompt_ids=[5, 6], sampling_params=given))
+    marks = [params["extra_args"]["rollspec"] for _, params in asked]
+    assert [mark["turn"][0] for mark in marks] == ["theirs"] * 2 and marks[0]["origin"] == marks[1]["origin"]
+    assert marks[1]["spans"] == [[0, 1]]

@@ -72,7 +72,7 @@ def test_reading_what_was_missed_is_no_part_of_what_a_pass_costs() -> None:
     p = make()
     p.head.rested = False
     p.passed(1, 0.1, 4, late=0.09)
-    assert p.head.router.cost.each == pytest.approx(0.01)
+    assert p.head.cost.each == pytest.approx(0.01)
     assert p.stats.pass_seconds == pytest.approx(0.1)
 
 
@@ -87,19 +87,19 @@ def test_a_pass_after_a_rest_says_nothing_of_what_a_pass_costs() -> None:
             p.passed(ran[-1], (0.5 if p.head.rested else 0.001) * ran[-1], 1)
         p.complete([[6 + i] * ran[-1]] if ran[-1] else None)
     assert ran[0] and ran[1], "the first one cost half a second, and it was run again"
-    assert p.head.router.cost.each == pytest.approx(0.001)
+    assert p.head.cost.each == pytest.approx(0.001)
 
 
 def test_a_probe_corrects_passes_that_once_seemed_too_dear() -> None:
     """The first pass in a row compiled something: after it the head rests, and only probes are timed."""
     p = make()
     simulate(p, texts(1), 0.9, pass_seconds=0.05)
-    assert p.head.router.cost.each > 0.02 and p.head.router.acceptance.tries[0] > 0
+    assert p.head.cost.each > 0.02 and p.head.acceptance.tries[0] > 0
     for seed in range(3):
         simulate(p, texts(4, 1 + seed), 0.9)
     p.drain()
     simulate(p, texts(4, 9), 0.9)
-    assert p.head.router.cost.seconds(4, 4, 0.0) == pytest.approx(4 * 0.0005)
+    assert p.head.cost.seconds(4, 4, 0.0) == pytest.approx(4 * 0.0005)
     assert p.drain().by_source["eagle3"][2] > 100
 
 
@@ -113,8 +113,8 @@ def test_a_probe_reaches_as_far_as_the_head_may() -> None:
         p.complete([[5, *[9] * 7][: ran[-1]]] if ran[-1] else None)  # the first token is what the target says
     probes = [n for n in ran if n]
     assert len(probes) >= KNOWN and probes[0] == 5 and probes[-1] == 8, "often, until something is known"
-    assert ran[-EARLY_EVERY:].count(0) >= EARLY_EVERY - 1 and p.head.router.acceptance.tries[0] <= KNOWN + 2
-    assert (p.head.router.acceptance.rates > 0.8).all(), "good at its first token, and so hoped to be at others"
+    assert ran[-EARLY_EVERY:].count(0) >= EARLY_EVERY - 1 and p.head.acceptance.tries[0] <= KNOWN + 2
+    assert (p.head.acceptance.rates > 0.8).all(), "good at its first token, and so hoped to be at others"
 
 
 def test_what_was_missed_is_part_of_what_it_costs_to_begin_again() -> None:
@@ -205,14 +205,14 @@ def test_a_draft_is_scored_once() -> None:
     p.prepare(["a", "b"], [[7], [7]], {})
     p.complete([[8, 9], [8, 9]])
     assert p.requests["a"].head.draft.token_ids == [8, 9]
-    tries = p.head.router.acceptance.tries.copy()
+    tries = p.head.acceptance.tries.copy()
     p.tuner.plan = lambda batch, context_tokens: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2)  # type: ignore[method-assign]
     p.prepare(["a", "b"], [[8], [8]], {})
     p.complete(None)
-    after = p.head.router.acceptance.tries.copy()
+    after = p.head.acceptance.tries.copy()
     assert after[0] == tries[0] + 2
     p.prepare(["a", "b"], [[8], [8]], {})
-    assert (p.head.router.acceptance.tries == after).all()
+    assert (p.head.acceptance.tries == after).all()
 
 
 def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
@@ -220,25 +220,25 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
     p.swapped(3)
     simulate(p, texts(4), 0.9)
     kept = json.loads(json.dumps(p.tuning_state()))
-    rates = p.head.router.acceptance.rates
+    rates = p.head.acceptance.rates
     assert kept["drafter"]["version"] == 3 and rates[0] > 0.8
     again = make()
     again.restore_tuning(kept)  # the engine starts with the head it was given; version 3 comes at its first step
-    assert again.head.router.acceptance.rates[0] == pytest.approx(0.6)
-    assert again.head.router.cost.seconds(4, 2, 1.0) == p.head.router.cost.seconds(4, 2, 1.0)
+    assert again.head.acceptance.rates[0] == pytest.approx(0.6)
+    assert again.head.cost.seconds(4, 2, 1.0) == p.head.cost.seconds(4, 2, 1.0)
     again.swapped(3)
-    assert again.head.router.acceptance.rates == pytest.approx(rates)
+    assert again.head.acceptance.rates == pytest.approx(rates)
     again.swapped(4)
-    assert not again.head.router.acceptance.measured.any(), "other weights"
+    assert not again.head.acceptance.measured.any(), "other weights"
     elsewhere = make()
     elsewhere.restore_tuning({k: v for k, v in kept.items() if k not in ("tuner", "passes")})  # as on another machine
     elsewhere.swapped(3)
-    assert elsewhere.head.router.acceptance.rates == pytest.approx(rates) and elsewhere.head.router.cost.each == 0.0
+    assert elsewhere.head.acceptance.rates == pytest.approx(rates) and elsewhere.head.cost.each == 0.0
     broken = make()
     with pytest.raises((ValueError, KeyError, TypeError)):
         broken.restore_tuning({**kept, "drafter": {"version": 3, "acceptance": {}}})
     broken.swapped(3)
-    assert broken.head.router.acceptance.rates[0] == pytest.approx(0.6)
+    assert broken.head.acceptance.rates[0] == pytest.approx(0.6)
 
 
 def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:

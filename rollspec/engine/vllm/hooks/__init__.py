@@ -1,6 +1,6 @@
 """Every change that rollspec makes to vLLM, in one list; it is the order in which they are made.
 
-To add one: a hook in its place of `table.py` (`Patch`es of vLLM's faults have modules of their own), and what runs in
+To add one: a hook in its place of `table.py` (a `Patch` of a fault of vLLM's CPU build in `cpu.py`), and what runs in
 the target's place where it belongs: in `plugin.BEHAVIOUR` for a `Hook`, by `put` in the module that owns it for a
 `RunnerHook`. Then `python scripts/check_vllm.py --record` and `python -m scripts.generate`.
 Modules outside this folder assign to no object of vLLM's (tests/unit/rollspec/engine/test_hooks.py).
@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.hooks import table
 from rollspec.engine.vllm.hooks.base import Around, Hook, Patch, RunnerHook, keep
-from rollspec.engine.vllm.hooks.cpu_kernels import CpuKernelRegistry
-from rollspec.engine.vllm.hooks.cpu_wait import CpuIdleWait
-from rollspec.engine.vllm.hooks.cpu_weights import CpuRepackWeights
+from rollspec.engine.vllm.hooks.cpu import CpuIdleWait, CpuKernelRegistry, CpuRepackWeights
 
 PATCHES: tuple[Patch, ...] = (CpuRepackWeights, CpuIdleWait, CpuKernelRegistry)
 """Before a model is loaded."""

@@ -50,7 +50,7 @@ AddRequest = Hook(  # where requests still come in the order in which they were 
     "add_request",
     "vllm.v1.core.sched.scheduler:Scheduler.add_request",
     correctness=True,
-    by=("sample_index",),
+    by=("scheduling",),
     why="numbers requests in the order they arrive, which names the noise of coupled sampling",
     removal="coupled sampling draws from the engine's own seeded noise",
 )
@@ -166,14 +166,12 @@ PackedLinear = RunnerHook(  # vLLM-CPU packs a linear layer's weight into a clos
 WorkerSleep = RunnerHook(  # the engine goes to sleep: its memory is released
     "worker_sleep",
     "vllm.v1.worker.gpu_worker:Worker.sleep",
-    by=("worker",),
     why="waits for readers of the target's weights, and stops training and swaps",
     removal="vLLM notifies plugins of sleep",
 )
 WorkerWakeUp = RunnerHook(  # the engine wakes up: its memory is back, with unknown contents
     "worker_wake_up",
     "vllm.v1.worker.gpu_worker:Worker.wake_up",
-    by=("worker",),
     why="verifies the head's weights before the next step",
     removal="vLLM notifies plugins of sleep",
 )

@@ -6,20 +6,22 @@
     sample_tokens(grammar)        the removed slots' masks are removed, too
     take_draft_token_ids()        the drafts, for a scheduler that waits for them or checks them against a grammar
 
-Under asynchronous scheduling the next step is scheduled before this one's drafts exist: k slots for every request, of
-which those without a draft leave the step when it begins. On a CPU everything runs in line. On a GPU a thread waits for
+Under asynchronous scheduling the next step is scheduled before this one's drafts exist: k slots for every request. A
+padded slot holds -1 or an old token; taken for a draft it would change what is sampled, so it leaves the step when it
+begins, and the scheduler sees it as rejected. On a CPU everything runs in line. On a GPU a thread waits for
 the step's tokens, which vLLM copies to the host anyway, while the device runs what is queued, and its drafts are put in
-place when the next step begins: the step's own thread waits for the device only where a head (`head.py`) needs the
+place when the next step begins: the step's own thread waits for the device only where a draft head needs the
 tokens just sampled. While the tuner rests no drafts can come, and steps begin without waiting for the tokens of the one
 before, as in an engine without speculation.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +31,18 @@ import torch
 
 from rollspec.drafting.requests import StepResult
 from rollspec.engine.bridge import Bridge
-from rollspec.engine.vllm.v2.draft_slots import masks, resized
 from rollspec.engine.vllm.v2.scheduling import DRAFTED
 from rollspec.head.ranks import Ranks
 
 if TYPE_CHECKING:
-    from rollspec.engine.vllm.v2.head import RunnerDraftHead
+    from rollspec.head.draft_head import DraftHead
 
 Ints = npt.NDArray[np.integer[Any]]
 StepBegun = tuple[dict[str, list[int]], int, float | None]
 """Of a step: the drafts that it verifies, the tokens that it computes, and when it began (as `StepResult.began`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledRequest:
     """What of a scheduled request the runner does not keep."""
 
@@ -57,7 +58,7 @@ class Adapter:
         self.runner = runner
         self.ranks = ranks
         self.k = int(runner.num_speculative_steps)
-        self.head: RunnerDraftHead | None = None
+        self.head: DraftHead | None = None
         self.requests: dict[str, ScheduledRequest] = {}
         self._drafts: dict[str, list[int]] = {}  # newest draft of every running request
         self._slots: dict[str, int] = {}  # draft slots that the scheduler reserved in this step
@@ -104,14 +105,19 @@ class Adapter:
         slots = scheduled.scheduled_spec_decode_tokens
         self._slots = {r: len(p) for r, p in slots.items()}
         self._verified = {}
+        counts = dict(scheduled.num_scheduled_tokens)
         for req_id, given in slots.items():
             # A scheduler that waited knows the drafts; a grammar may have cut them.
             known = len(given) - given.count(-1)
             draft = self._drafts.get(req_id, [])[: known or len(given)]
             if draft:
                 self._verified[req_id] = draft
+            counts[req_id] -= len(given) - len(draft)
         if slots:
-            scheduled = resized(scheduled, self._verified, self._slots)
+            scheduled = copy.copy(scheduled)
+            scheduled.num_scheduled_tokens = counts
+            scheduled.total_num_scheduled_tokens = sum(counts.values())
+            scheduled.scheduled_spec_decode_tokens = self._verified
         self._tokens = scheduled.total_num_scheduled_tokens
         return scheduled
 
@@ -121,7 +127,7 @@ class Adapter:
         """Around `GPUModelRunner.sample_tokens`."""
         computed = self.runner.execute_model_state is not None
         if hasattr(self.runner.structured_outputs_worker, "num_bonus_tokens"):  # until 0.33
-            grammar = masks(grammar, self._slots, self._verified)
+            grammar = _masks(grammar, self._slots, self._verified)
         output = sample_tokens(grammar)
         if computed and self._slots and output is not None:
             inner = getattr(output, "model_runner_output", output)
@@ -236,3 +242,18 @@ def _write(rows: torch.Tensor, drafts: Sequence[Sequence[int]]) -> None:
     used = torch.arange(rows.shape[1]) < torch.tensor([len(d) for d in drafts])[:, None]  # [n, k]
     tokens = torch.tensor(list(chain.from_iterable(drafts)), dtype=rows.dtype)
     rows.masked_scatter_(used.to(rows.device), tokens.to(rows.device))
+
+
+def _masks(grammar: Any, slots: Mapping[str, int], drafts: Mapping[str, list[int]]) -> Any:
+    """A `GrammarOutput`'s masks for the rows there are: vLLM 0.32 has one for each slot reserved, and one more.
+
+    From 0.33 on every request has as many masks as a step may have rows of it, and the kernel passes the others over.
+    """
+    if grammar is None or not slots:
+        return grammar
+    rows: list[int] = []
+    at = 0
+    for request in grammar.structured_output_request_ids:
+        rows.extend(range(at, at + 1 + len(drafts.get(request, ()))))
+        at += 1 + slots.get(request, 0)
+    return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[np.array(rows, dtype=np.int64)])

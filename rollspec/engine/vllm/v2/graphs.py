@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rollspec.engine.vllm.settings import is_on
+from rollspec.engine.vllm.compat import is_on
 
 logger = logging.getLogger("rollspec")
 

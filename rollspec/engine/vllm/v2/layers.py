@@ -9,15 +9,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rollspec.engine.vllm.compat import vllm_version
+from rollspec.config import RollspecConfig
+from rollspec.engine.vllm.compat import engine_config, vllm_version
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import table as v2
-from rollspec.engine.vllm.settings import engine_config
-
-if TYPE_CHECKING:
-    from rollspec.config import RollspecConfig
 
 logger = logging.getLogger("rollspec")
 
@@ -25,7 +22,9 @@ AUX = 4
 """Place of `aux_hidden_states` among the arguments of `propose`."""
 
 LAYERS = "_rollspec_layers"
-"""On a speculator: the target's layers that its head reads, in its order, without the one that training adds."""
+"""On a speculator: the target's layers that its head reads, in its order, without the one that training adds; empty for
+a draft model that is trained.
+"""
 
 
 def read_and_widen(load: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,9 +19,8 @@ from audit_cases import (
     sample,
 )
 
-from rollspec.audit.distribution import distribution_tests
+from rollspec.audit.distribution import detectable, distribution_tests
 from rollspec.audit.evidence import Evidence, samples_from
-from rollspec.audit.power import detectable
 from rollspec.audit.verdict import AuditResult
 
 

@@ -11,9 +11,8 @@ from audit_cases import make_distribution, sample
 from safetensors.numpy import save_file
 
 from rollspec import __version__
-from rollspec.audit.distribution import distribution_tests
+from rollspec.audit.distribution import detectable, distribution_tests
 from rollspec.audit.engine import AuditPlan, Variant
-from rollspec.audit.power import detectable
 from rollspec.audit.report import markdown, page
 from rollspec.audit.run import _provenance, checkpoint, prompts_hash
 from rollspec.audit.verdict import AuditResult

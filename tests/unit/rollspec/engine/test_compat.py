@@ -11,7 +11,7 @@ from vllm_like import like
 
 from rollspec import RollspecConfig
 from rollspec.config import resolve
-from rollspec.engine.vllm import compat, plugin, settings
+from rollspec.engine.vllm import compat, plugin
 from rollspec.errors import ConfigError
 
 
@@ -77,7 +77,7 @@ def test_configure_writes_the_speculative_config() -> None:
         "method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1, "num_speculative_tokens": 16,
     }  # fmt: skip
     assert a.additional_config["other"] == 1
-    again = settings.engine_config(a)
+    again = compat.engine_config(a)
     assert again == RollspecConfig.load("default")
 
 
@@ -98,7 +98,7 @@ def test_an_engine_that_gets_the_first_model_runner_is_built_again_without_specu
     a = args(additional_config={"rollspec": "default", "other": 1})
     config = plugin._create_engine_config(create, a)
     assert [b[0] is None for b in built] == [False, True] and built[1][1]["other"] == 1
-    assert settings.engine_config(config) is None and "watermarks" in config.additional_config["rollspec"]["off"]
+    assert compat.engine_config(config) is None and "watermarks" in config.additional_config["rollspec"]["off"]
     assert sum("without speculation because" in r.getMessage() for r in caplog.records) == 1
 
 
@@ -108,17 +108,17 @@ def test_configure_takes_resolved_settings_as_they_are(monkeypatch: pytest.Monke
     for source in (of_trainer, of_trainer.to_dict()):
         a = args()
         plugin.configure(a, source)
-        assert settings.engine_config(a) == of_trainer and of_trainer.history.dir == Path("/data/replica_0")
+        assert compat.engine_config(a) == of_trainer and of_trainer.history.dir == Path("/data/replica_0")
     a = args()
     plugin.configure(a, {"preset": "suffix_only"})
-    assert settings.engine_config(a) == resolve("suffix_only"), "what a user wrote meets the environment, once"
+    assert compat.engine_config(a) == resolve("suffix_only"), "what a user wrote meets the environment, once"
 
 
 def test_configure_leaves_an_unsupported_engine_alone() -> None:
     a = args(pipeline_parallel_size=2)
     plugin.configure(a, "default")
     assert a.speculative_config is None
-    assert settings.engine_config(a) is None
+    assert compat.engine_config(a) is None
     plugin.configure(a, a.additional_config["rollspec"])  # as when the arguments are used a second time
     assert a.speculative_config is None
 
@@ -160,7 +160,7 @@ def test_patch_outside_its_range_is_left_out() -> None:
 def test_waiting_pauses_instead_of_spinning_and_longer_the_longer_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import ModuleType
 
-    from rollspec.engine.vllm.hooks import CpuIdleWait, cpu_wait
+    from rollspec.engine.vllm.hooks import CpuIdleWait, cpu
 
     now = [100.0]
     slept: list[float] = []
@@ -171,16 +171,16 @@ def test_waiting_pauses_instead_of_spinning_and_longer_the_longer_it_takes(monke
 
     queue = ModuleType("vllm.distributed.device_communicators.shm_broadcast")
     monkeypatch.setitem(sys.modules, queue.__name__, queue)
-    monkeypatch.setattr(cpu_wait, "time", like("time", sleep=sleep, monotonic=lambda: now[0]))
-    monkeypatch.setattr(cpu_wait, "_wait", threading.local())
+    monkeypatch.setattr(cpu, "time", like("time", sleep=sleep, monotonic=lambda: now[0]))
+    monkeypatch.setattr(cpu, "_wait", threading.local())
     queue.sched_yield = lambda: None  # type: ignore[attr-defined]
     CpuIdleWait.install("0.32.0", *CpuIdleWait.arounds)
     for _ in range(2):
         slept.clear()
         while sum(slept) < 0.1:
             queue.sched_yield()
-        assert slept == sorted(slept) and slept[0] == cpu_wait.SHORTEST and slept[-1] < 0.005
-        assert len(slept) * cpu_wait.LOOK < 0.002, "looking takes no more than a fiftieth of the wait"
+        assert slept == sorted(slept) and slept[0] == cpu.SHORTEST and slept[-1] < 0.005
+        assert len(slept) * cpu.LOOK < 0.002, "looking takes no more than a fiftieth of the wait"
         now[0] += 0.001  # the message is read, and what it asks for is done
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm_like import plays
 
-from rollspec.engine.policy import PolicyWatch
+from rollspec.engine.bridge import PolicyWatch
 from rollspec.engine.vllm.hooks.table import LoadWeights
 
 

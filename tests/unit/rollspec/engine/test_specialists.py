@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from rollspec.engine.vllm import specialists  # noqa: E402
 from rollspec.engine.vllm.specialists import Specialists  # noqa: E402
+from rollspec.head.ranks import Ranks  # noqa: E402
 
 K = 3
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator"
@@ -24,7 +25,6 @@ class Fake:
     def __init__(self) -> None:
         self.vllm_config = like(
             "vllm.config:VllmConfig",
-            parallel_config=like("vllm.config:ParallelConfig", tensor_parallel_size=1),
             compilation_config=like("vllm.config:CompilationConfig", static_forward_context={}),
         )
         self.block_tables = like(
@@ -69,7 +69,7 @@ def load(monkeypatch: pytest.MonkeyPatch, heads: dict[str, Any]) -> tuple[Fake, 
         return heads[folder]
 
     monkeypatch.setattr(Specialists, "_load", read)
-    specialists.arrange(speculator, {name: name for name in heads})
+    specialists.arrange(speculator, {name: name for name in heads}, Ranks())
     speculator.model = speculator.load_draft_model(torch.nn.Module(), set())
     found = specialists.of(speculator)
     assert found is not None
@@ -167,7 +167,7 @@ def test_a_head_that_cannot_be_loaded_is_left_out(
 def test_without_any_the_speculator_is_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     speculator = Fake()
     monkeypatch.setattr(Specialists, "_load", lambda *_: (_ for _ in ()).throw(OSError("gone")))
-    specialists.arrange(speculator, {"code": "code"})
+    specialists.arrange(speculator, {"code": "code"}, Ranks())
     speculator.load_draft_model(torch.nn.Module(), set())
     assert specialists.of(speculator) is None and speculator.propose.__func__ is Fake.propose
 

@@ -166,7 +166,7 @@ def test_an_offered_folder_that_is_gone_is_refused(swapper: Swapper, tmp_path: P
 
 def test_staleness_is_counted_from_the_policy_that_the_weights_were_trained_on(swapper: Swapper, store: Any) -> None:
     known = [store.publish({"fc.weight": torch.full((4, 4), 2.0)}, {}, base="b", target_version=v) for v in (2, 6, 4)]
-    swapper.owner.policy_version = 5
+    swapper.head.engine.version = 5
     swapper.offer(store.path(known[0]), canary=False)
     run_until(swapper, lambda: swapper.version == known[0])
     assert swapper.deployment.running.since == 2
@@ -174,7 +174,7 @@ def test_staleness_is_counted_from_the_policy_that_the_weights_were_trained_on(s
     run_until(swapper, lambda: swapper.version == known[1])
     assert swapper.deployment.running.since == 5, "none is of the future"
     for _ in range(20):
-        swapper.owner.acceptance.observe(2, 2)
+        swapper.head.acceptance.observe(2, 2)
     swapper.offer(store.path(known[2]))
     run_until(swapper, lambda: swapper.version == known[2])
     assert swapper.deployment.running.since == 4
@@ -214,29 +214,29 @@ def test_a_verdict_that_cannot_be_recorded_is_a_fault_and_no_more(
     from drafter_online.errors import VersionError
 
     def full(*_: Any, **__: Any) -> None:
-        raise VersionError("drafter-online: the disk is full.")
+        raise VersionError("the disk is full.")
 
     monkeypatch.setattr("drafter_online.versions.Versions.record", full)
     swapper.offer(store.path(1), canary=False)
     run_until(swapper, lambda: swapper.version == 1)
-    assert swapper.owner.faults == ["drafter versions: the disk is full."] and swapper.counts["promoted"] == 1
+    assert swapper.head.faults == ["drafter versions: the disk is full."] and swapper.counts["promoted"] == 1
 
 
 def test_the_engine_says_where_a_version_is(swapper: Swapper, store: Any) -> None:
-    assert swapper.info()["state"] == "settled" and not swapper.owner.on_canary
+    assert swapper.info()["state"] == "settled" and not swapper.head.engine.canary_runs
     swapper.offer(store.path(1))
     assert staged(swapper) and swapper.info()["state"] in ("staging", "staged")
     swapper.poll()
-    assert swapper.info()["state"] == "canary" and swapper.owner.on_canary
+    assert swapper.info()["state"] == "canary" and swapper.head.engine.canary_runs
     while swapper.canary is not None:
         swapper.observe(2, 2)
-    assert swapper.info()["state"] == "settled" and not swapper.owner.on_canary
-    swapper.owner.asleep = True
+    assert swapper.info()["state"] == "settled" and not swapper.head.engine.canary_runs
+    swapper.head.asleep = True
     first, second = ({"dir": str(store.path(v)), "canary": False} for v in (2, 3))
     swapper.request(first)
     assert swapper.info()["state"] == "deferred"
     swapper.poll()  # a step that only reports ended requests
     assert swapper.info()["state"] == "deferred" and swapper.request(second)["deferred"], "of two, the later"
-    swapper.owner.asleep = False
+    swapper.head.asleep = False
     run_until(swapper, lambda: swapper.version == 3)
     assert swapper.counts["refused"] == 0

@@ -21,20 +21,20 @@ from rollspec.step import DraftEngine  # noqa: E402
 
 
 def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swapper) -> None:
-    target = swapper.owner.target_model
+    target = swapper.head.target_model
     before = target.model.embed_tokens.weight.clone()
     where = weight(swapper).data_ptr()
-    swapper.owner.drafter_kv.add("a", 0, torch.zeros(5, 4))
-    swapper.owner.drafter_kv.read(["a"])
+    swapper.head.drafter_kv.add("a", 0, torch.zeros(5, 4))
+    swapper.head.drafter_kv.read(["a"])
     given = payload(2.0, {"embed_tokens.weight": torch.randn(8, 4)}, canary=False)
     answer = swapper.request(given)
     assert weight(swapper).data_ptr() == where and bool((weight(swapper) == 2.0).all())
     assert torch.equal(target.model.embed_tokens.weight, before) and bool((target.model.fc.weight == 9.0).all())
-    assert swapper.version == 1 and swapper.deployment.running.since == 3 and swapper.owner.swaps == 1
+    assert swapper.version == 1 and swapper.deployment.running.since == 3 and swapper.head.swaps == 1
     assert answer["reread"] == 5 and answer["change"] == pytest.approx(1.0) and answer["pause_ms"] > 0
     assert swapper.counts["promoted"] == 1
     # A small change leaves the KV as it is.
-    swapper.owner.drafter_kv.read(["a"])
+    swapper.head.drafter_kv.read(["a"])
     assert swapper.request(payload(2.01, canary=False))["reread"] == 0
 
 
@@ -60,7 +60,7 @@ def test_older_and_unfit_versions_are_refused(swapper: Swapper) -> None:
 
 @pytest.mark.parametrize(("accepted", "value", "version"), [(2, 2.0, 1), (0, 1.0, 0)])
 def test_the_canary_promotes_or_rolls_back(swapper: Swapper, accepted: int, value: float, version: int) -> None:
-    acceptance = swapper.owner.acceptance
+    acceptance = swapper.head.acceptance
     for _ in range(100):
         acceptance.observe(2, 2)
     rates = acceptance.rates
@@ -106,13 +106,13 @@ def test_weights_that_nobody_saw_drafting_are_no_bar(swapper: Swapper) -> None:
 
 
 def test_a_swap_during_sleep_waits_until_the_engine_is_awake(swapper: Swapper) -> None:
-    swapper.owner.asleep = True
+    swapper.head.asleep = True
     before = weight(swapper).clone()
     assert swapper.request(payload(2.0, canary=False)) == {"deferred": True, "version": 0}
     assert swapper.busy and torch.equal(weight(swapper), before), "memory that is not there was written"
     weight(swapper).data.zero_()  # what sleep mode leaves
     assert swapper.verify() and swapper.counts["resent"] == 0, "there is nothing to look at"
-    swapper.owner.asleep = False
+    swapper.head.asleep = False
     swapper.wake()
     run_until(swapper, lambda: swapper.version == 1)
     assert swapper.counts["resent"] == 1 and bool((weight(swapper) == 2.0).all()) and not swapper.busy
@@ -133,7 +133,7 @@ def test_weights_that_a_sleep_lost_are_back_before_the_next_step(swapper: Swappe
 def test_lost_weights_come_back(swapper: Swapper, canary: bool) -> None:
     assert swapper.verify()
     for _ in range(20):
-        swapper.owner.acceptance.observe(2, 2)
+        swapper.head.acceptance.observe(2, 2)
     swapper.request(payload(2.0, canary=canary))
     weight(swapper).data.zero_()
     assert not swapper.verify() and bool((weight(swapper) == 2.0).all()) and swapper.counts["resent"] == 1
@@ -149,9 +149,9 @@ def test_a_canary_is_held_against_what_a_resumed_job_has_seen() -> None:
     config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"]}, env={})
     engine = DraftEngine(config, 64, "eagle3")
     assert engine.head is not None
-    acceptance = engine.head.router.acceptance  # as a `DraftHead` takes it when it is made
+    acceptance = engine.head.acceptance  # as a `DraftHead` takes it when it is made
     other = DraftEngine(config, 64, "eagle3")
     assert other.head is not None
-    other.head.router.acceptance.observe(1, 1)
+    other.head.acceptance.observe(1, 1)
     engine.restore_tuning(other.tuning_state())
-    assert acceptance.measured[0] == 1.0 and engine.head.router.acceptance is acceptance
+    assert acceptance.measured[0] == 1.0 and engine.head.acceptance is acceptance

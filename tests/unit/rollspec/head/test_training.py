@@ -384,10 +384,10 @@ def test_what_is_reported_of_training() -> None:
     running = like("rollspec.head.swap.payload:LoadedVersion", number=0, since=0)
     deployment = like("rollspec.head.swap.deployment:Deployment", pauses=[], running=running)
     drafts = like(
-        "rollspec.head.draft_head:DraftHead", caught_up=0, rebuilt=0, capture=None, _drained={}, policy_version=0,
+        "rollspec.head.draft_head:DraftHead", caught_up=0, rebuilt=0, capture=None, _drained={},
         swapper=like("rollspec.head.swap.swapper:Swapper", counts={}, deployment=deployment),
         training=like("rollspec.head.training:HeadTraining", info=lambda: info),
-        engine=like("rollspec.step:DraftEngine", head=like("rollspec.drafting.head:Head", reached=None)),
+        engine=like("rollspec.step:DraftEngine", version=0, head=like("rollspec.drafting.head:Head", reached=None)),
     )  # fmt: skip
     for trained in (2.0, 0.0):  # since the call before
         sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]

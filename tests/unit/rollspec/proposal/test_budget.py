@@ -6,6 +6,7 @@ from itertools import accumulate
 from operator import mul
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from rollspec.audit.statistics import g_test
@@ -35,6 +36,17 @@ def test_allocation_is_the_optimum_found_by_brute_force() -> None:
         lengths = allocate(chains, len(chains), cost)
         best = max(goodput(chains, c, cost) for c in itertools.product(*(range(len(chain) + 1) for chain in chains)))
         assert goodput(chains, lengths, cost) == pytest.approx(best, rel=1e-9)
+
+
+def test_of_tokens_that_are_worth_the_same_only_so_many_are_taken_and_a_likelier_one_behind_them_is() -> None:
+    class Room(CostModel):
+        """Five tokens are free, and more cost a hundred times as much."""
+
+        def curve(self, tokens: int, most: int, context_tokens: float = 0.0) -> npt.NDArray[np.float64]:
+            return np.where(tokens + np.arange(most + 1) <= 5, 0.01, 1.0)
+
+    assert allocate([[0.5], [0.5], [0.9]], 3, Room()) == [1, 0, 1]
+    assert allocate([[0.5, 0.5], [0.9, 0.5]], 2, Room()) == [2, 1]
 
 
 def test_nothing_proposed() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lookup_reference import reference
 
 from rollspec.proposal import scan
-from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found
-from rollspec.proposal.scan import MIN_PROB, SPEC_FACTOR, Corpus, extend, look_up
+from rollspec.proposal.base import DEPTH, NOTHING
+from rollspec.proposal.scan import MIN_PROB, OCCURRENCES, SEPARATOR, SPEC_FACTOR, Corpus, Found, extend, look_up
 
 
 def looked_up(corpus: Corpus, context: list[int], k: int) -> Found:

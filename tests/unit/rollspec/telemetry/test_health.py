@@ -13,8 +13,7 @@ import pytest
 
 from rollspec.config import HealthConfig
 from rollspec.proposal.base import as_tokens
-from rollspec.sampling.agreement import agreement, effective_sample_size, overlap
-from rollspec.telemetry.health import HealthWatch
+from rollspec.telemetry.health import PREFIX, HealthWatch, agreement, effective_sample_size, overlap
 from rollspec.telemetry.metrics import find
 
 RNG = np.random.default_rng(0)
@@ -24,74 +23,78 @@ def logs(*rows: list[float]) -> list[np.ndarray]:
     return [np.log(np.asarray(row)) for row in rows]
 
 
+def agreed(engine: list[np.ndarray], trainer: list[np.ndarray]) -> dict[str, float]:
+    return {name.removeprefix(PREFIX): value for name, value in agreement(engine, trainer).items()}
+
+
+def repeated(*args: Any) -> dict[str, float]:
+    return {name.removeprefix(f"{PREFIX}epoch_"): value for name, value in overlap(*args).items()}
+
+
 def test_equal_sides_agree_wholly() -> None:
-    a = agreement(logs([0.5, 0.25, 0.9], [0.1]), logs([0.5, 0.25, 0.9], [0.1]))
-    assert a is not None
-    assert (a.gap, a.outside, a.ratio_max, a.not_finite) == (0.0, 0.0, 1.0, 0)
-    assert (a.ess_token, a.ess_sequence, a.corr) == pytest.approx((1.0, 1.0, 1.0))
+    a = agreed(logs([0.5, 0.25, 0.9], [0.1]), logs([0.5, 0.25, 0.9], [0.1]))
+    assert (a["logprob_gap"], a["ratio_outside"], a["ratio_max"], a["logprob_lost"]) == (0.0, 0.0, 1.0, 0)
+    assert (a["ess_token"], a["ess_sequence"], a["logprob_corr"]) == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_ratios_and_their_effective_sample_sizes() -> None:
     # Token ratios 2, 1/2 | 1, 1: sequences of weight 1 and 1, tokens of weights 2, 1/2, 1, 1.
-    a = agreement(logs([0.2, 0.4], [0.3, 0.3]), logs([0.4, 0.2], [0.3, 0.3]))
-    assert a is not None
-    assert a.ess_sequence == pytest.approx(1.0)
-    assert a.ess_token == pytest.approx(4.5**2 / (4 * 6.25))
-    assert (a.outside, a.ratio_max, a.gap) == pytest.approx((0.5, 2.0, math.log(2) / 2))
+    a = agreed(logs([0.2, 0.4], [0.3, 0.3]), logs([0.4, 0.2], [0.3, 0.3]))
+    assert a["ess_sequence"] == pytest.approx(1.0)
+    assert a["ess_token"] == pytest.approx(4.5**2 / (4 * 6.25))
+    assert (a["ratio_outside"], a["ratio_max"], a["logprob_gap"]) == pytest.approx((0.5, 2.0, math.log(2) / 2))
 
 
 def test_the_band_is_wide_inclusive() -> None:
-    a = agreement(logs([0.5, 0.5, 0.5, 0.5]), logs([0.41, 0.62, 0.39, 0.63]))
-    assert a is not None and a.outside == 0.5
+    a = agreed(logs([0.5, 0.5, 0.5, 0.5]), logs([0.41, 0.62, 0.39, 0.63]))
+    assert a["ratio_outside"] == 0.5
 
 
 def test_one_weight_that_is_all_there_is() -> None:
     assert effective_sample_size(np.array([0.0, -800.0, -900.0, -1000.0])) == pytest.approx(0.25)
     assert effective_sample_size(np.array([1e4, 1e4])) == 1.0  # no overflow
-    a = agreement([np.full(500, -9.0), np.full(500, -9.0)], [np.full(500, -1.0), np.full(500, -9.0)])
-    assert a is not None and a.ess_sequence == 0.5 and a.ratio_max == pytest.approx(math.exp(8))
+    a = agreed([np.full(500, -9.0), np.full(500, -9.0)], [np.full(500, -1.0), np.full(500, -9.0)])
+    assert a["ess_sequence"] == 0.5 and a["ratio_max"] == pytest.approx(math.exp(8))
 
 
 def test_lognormal_weights_have_the_size_that_theory_gives() -> None:
     """Kish's size of exp(sigma Z) tends to exp(-sigma^2)."""
-    a = agreement([np.zeros(200_000)], [0.3 * RNG.standard_normal(200_000)])
-    assert a is not None and a.ess_token == pytest.approx(math.exp(-0.09), abs=5e-3)
+    a = agreed([np.zeros(200_000)], [0.3 * RNG.standard_normal(200_000)])
+    assert a["ess_token"] == pytest.approx(math.exp(-0.09), abs=5e-3)
 
 
 @pytest.mark.parametrize("broken", [math.nan, -math.inf])
 def test_what_is_not_finite_shows_and_spoils_nothing_else(broken: float) -> None:
     p, q = logs([0.5, 0.5], [0.4, 0.4], []), logs([0.5, 0.5], [0.4, 0.4], [])
     p[0][1] = broken
-    a = agreement(p, q)
-    assert a is not None and not math.isfinite(a.gap) and a.corr is None
-    assert (a.not_finite, a.ess_token, a.ess_sequence, a.ratio_max) == (1, 1.0, 1.0, 1.0)
-    lost = agreement([np.full(3, math.nan)], [np.zeros(3)])
-    assert lost is not None and lost.not_finite == 3 and lost.ess_token is None
+    a = agreed(p, q)
+    assert not math.isfinite(a["logprob_gap"]) and "logprob_corr" not in a
+    assert (a["logprob_lost"], a["ess_token"], a["ess_sequence"], a["ratio_max"]) == (1, 1.0, 1.0, 1.0)
+    lost = agreed([np.full(3, math.nan)], [np.zeros(3)])
+    assert lost["logprob_lost"] == 3 and "ess_token" not in lost
 
 
 def test_nothing_to_compare() -> None:
-    assert agreement([], []) is None
-    assert agreement(logs([0.5, 0.5]), []) is None
-    assert agreement(logs([0.5, 0.5]), logs([0.5], [0.5])) is None
-    assert overlap([], []) is None
+    assert agreement([], []) == {}
+    assert agreement(logs([0.5, 0.5]), []) == {}
+    assert agreement(logs([0.5, 0.5]), logs([0.5], [0.5])) == {}
+    assert overlap([], []) == {}
 
 
 def test_overlap_counts_prefixes() -> None:
     new = [as_tokens([1, 2, 3]), as_tokens([4]), as_tokens([7, 8]), as_tokens([5, 5, 5, 5])]
     old = [as_tokens([1, 2, 9, 3]), as_tokens([4]), as_tokens([]), as_tokens([5, 5])]
-    o = overlap(new, old)
-    assert o is not None
-    assert (o.shared, o.identical, o.chance) == (5 / 10, 1 / 4, None)
+    o = repeated(new, old)
+    assert o == {"overlap": 5 / 10, "identical": 1 / 4}
 
 
 def test_chance_is_what_independent_draws_share() -> None:
     p = np.array([0.6, 0.3, 0.1])
     draws = RNG.choice(3, size=(2, 4000, 5), p=p).astype(np.int32)
-    o = overlap(list(draws[0]), list(draws[1]), [np.log(p[row]) for row in draws[0]])
-    assert o is not None and o.chance is not None
-    assert o.shared == pytest.approx(o.chance, abs=0.01)  # some 5 standard errors
-    same = overlap(list(draws[0]), list(draws[0]), [np.log(p[row]) for row in draws[0]])
-    assert same is not None and same.chance is not None and same.shared - same.chance > 0.8
+    o = repeated(list(draws[0]), list(draws[1]), [np.log(p[row]) for row in draws[0]])
+    assert o["overlap"] == pytest.approx(o["overlap_chance"], abs=0.01)  # some 5 standard errors
+    same = repeated(list(draws[0]), list(draws[0]), [np.log(p[row]) for row in draws[0]])
+    assert same["overlap"] - same["overlap_chance"] > 0.8
 
 
 def watch(**config: Any) -> HealthWatch:
@@ -131,7 +134,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_a_warning_is_said_once_and_counted_always(caplog: pytest.LogCaptureFixture) -> None:
     w = watch()
-    metrics = w.agreement([np.zeros(100)], [RNG.standard_normal(100)])
+    metrics = agreement([np.zeros(100)], [RNG.standard_normal(100)])
     with caplog.at_level(logging.WARNING, "rollspec"):
         for step in (3, 4):
             found = w.check(metrics, step, {"ratios": ["the temperature is another one"]})
@@ -149,7 +152,7 @@ def test_a_warning_is_said_once_and_counted_always(caplog: pytest.LogCaptureFixt
 def test_healthy_rollouts_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     w = watch()
     p = np.log(RNG.uniform(0.1, 1.0, 1000))
-    metrics = w.agreement([p], [p + 0.01 * RNG.standard_normal(1000)])
+    metrics = agreement([p], [p + 0.01 * RNG.standard_normal(1000)])
     assert w.check(metrics, 1, {}) == {"rollspec/health/warnings": 0.0}
     assert w.check({}, 1, {}) == {}, "nothing measured is not the same as no warning"
     assert not caplog.records
@@ -169,7 +172,7 @@ def test_repeating_the_last_epoch_is_said_with_its_cause(caplog: pytest.LogCaptu
 
 def test_a_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:
     w = watch()
-    found = w.check(w.agreement([np.array([math.nan, 0.0])], [np.zeros(2)]), 1, {})
+    found = w.check(agreement([np.array([math.nan, 0.0])], [np.zeros(2)]), 1, {})
     assert found == {"rollspec/health/warnings": 1.0, "rollspec/health/warnings/not_finite": 1.0}
 
 
@@ -190,7 +193,7 @@ def test_work_does_not_grow_in_python_with_the_tokens() -> None:
 
         sys.setprofile(tick)
         try:
-            metrics = w.agreement(p, p) | w.epochs(keys, samples, responses, p)
+            metrics = agreement(p, p) | w.epochs(keys, samples, responses, p)
             w.check(metrics, 1, {})
         finally:
             sys.setprofile(None)
