@@ -183,7 +183,7 @@ def run(
     out: Path | None = None,
 ) -> Path:
     """Sweep, fit, print, draw, save. `quick` only shows that it runs."""
-    pin()
+    pin(apart=True)
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
     path = str(model) if model else prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model

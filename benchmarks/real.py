@@ -31,7 +31,8 @@ WARM, LATER, WEAK, HEAD = 16.0, 6.0, 13.0, 30.0  # minutes of training
 HEAD_SEED, SEED, ROWS = 7, 8, 512  # of the prompts that the head learns from, and of those that it is measured on
 FILES = {
     "peers": "peers", "control": "control-smollm2", "head": "head", "tuner": "tuner-steady-smollm2",
-    "harm": "harm-smollm2", "audit": "audit-smollm2", "traffic": "traffic-smollm2",
+    "harm": "harm-smollm2", "audit": "audit-smollm2", "traffic": "traffic-smollm2", "training": "training-smollm2",
+    "make-head": "make-head-tasks",
 }  # fmt: skip
 """What is measured, in this order, and the result of each."""
 
@@ -102,15 +103,18 @@ class Real:
         command: Sequence[object] = {
             "peers": (*bench, *towards, *head, "--head", self.work / "head-weak", *prompts, "--minutes", minutes, *out),
             "control": (*bench, "--batches", "4,64", *out),
-            "head": (*bench, *head, *prompts, "--samples", 1, "--rounds", 1, "--seeds", "0,1,2", *out),
+            "head": (*bench, *head, *prompts, "--samples", 1, "--rounds", 2, "--seeds", "0,1,2", *out),
             "tuner": (*bench, *towards, *prompts, "--batches", "1,4,16,64", "--rounds", 1, *out),
-            "harm": (*bench, "--batches", "1,4,16,64", "--rounds", 3, *out),
+            "harm": (*bench, "--batches", "1,4,16,64", "--scenarios", "unpredictable", "--rounds", 6, *out),
             "audit": (*audit, "--share", 0.005, "--faults", "none,Uniform", *out),
             "traffic": ("-m", "examples.production_traffic", *of, *head, "--seeds", 3, "--out", traffic),
+            "training": (*bench, *out),
+            "make-head": (),
         }[name]  # fmt: skip
-        self.call(name, *command)
-        if name == "traffic":
-            shutil.copy(traffic / "summary.json", RESULTS / f"{FILES[name]}.json")
+        if command:
+            self.call(name, *command)
+        if name in (made := {"traffic": traffic / "summary.json", "make-head": self.work / "head" / "make-head.json"}):
+            shutil.copy(made[name], RESULTS / f"{FILES[name]}.json")
 
     def call(self, name: str, *arguments: object) -> None:
         """Run a Python program with its output in a log.

@@ -183,7 +183,7 @@ def run(
     arms = chosen(strategies if strategies or not quick else ("K=4", "goodput", "thompson", "hedge", "oracle"))
     if batches:
         arms = tuple(a for a in STEADY if strategies is None or a in (*strategies, "none", "hedge"))
-    pin()
+    pin(apart=True)
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
     rounds, epochs, half_life = (1, 2, 12) if quick else (rounds, EPOCHS, HALF_LIFE)

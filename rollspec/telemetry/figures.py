@@ -128,7 +128,7 @@ def _draft_head(run: Run) -> list[Figure]:
     over_steps, terms = partial(line_chart, marks=_changes(run, versions)), _under(run, f"{DRAFTER}loss/")
     names = ("swaps", "swap_seconds", "idle_seconds", "used_seconds")
     swaps, seconds, idle, used = (sum(run.known(DRAFTER + name)) for name in names)
-    late = run.known(f"{DRAFTER}preempt_p99_seconds")
+    late, cost = run.known(f"{DRAFTER}preempt_p99_seconds"), run.known(f"{DRAFTER}idle_cost")
 
     def mine(name: str) -> Series:
         return run.series(DRAFTER + name)
@@ -144,7 +144,8 @@ def _draft_head(run: Run) -> list[Figure]:
         over_steps("Idle time and what training made of it", "seconds",
                    _lines(run, {"idle": mine("idle_seconds"), "used": mine("used_seconds")}),
                    note=f"{used:.1f} of {idle:.1f} s, over all replicas."
-                   + (f" Requests waited {1e3 * late[-1]:.1f} ms for it at the 99th percentile." if late else "")),
+                   + (f" Requests waited {1e3 * late[-1]:.1f} ms for it at the 99th percentile." if late else "")
+                   + (f" It cost the engine {100 * cost[-1]:.1f} % of its time at the end." if cost else "")),
     ]  # fmt: skip
 
 
