@@ -17,7 +17,7 @@ CODE = (*MEASURES["peers"], "benchmarks", ":(exclude)benchmarks/results", "confi
 """What decides what a turn is."""
 
 FORMAT = "rollspec-peers-1"
-KEPT = ("provenance", "lengths", "seconds", "start", "turns", "overlapping", "distance")
+KEPT = ("provenance", "lengths", "seconds", "start", "turns", "ruled", "overlapping", "distance")
 """What is taken over from an earlier call."""
 
 

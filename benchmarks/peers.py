@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,6 @@ class Peers:
     console: Console = field(default_factory=lambda: Console(stderr=True))
     engine: Callable[[Arm], Any] | None = None
     result: dict[str, Any] = field(default_factory=dict)
-    _lossy: dict[str, dict[int, Ruled]] = field(default_factory=dict)
 
     def run(self) -> Path:
         """Measure what fits, keep what is done.
@@ -86,12 +85,14 @@ class Peers:
         finally:
             if self.result["turns"]:
                 self._save()
-        for name, epochs in self._lossy.items():
+        for name in [n for n in self.result["ruled"] if n in self.chosen.arms]:
             self.console.print(f"{name}: its distance from the policy", highlight=False)
             bias = float(self.chosen.arms[name].rollspec["reuse"]["bias"])  # type: ignore[index]
+            epochs = {int(n): Ruled(**e) for n, e in self.result["ruled"][name].items()}
             now = distance(epochs, self.policy.model, self.load.weights, bias)
             known = self.result.setdefault("distance", {})
             known[name] = joined(known.get(name, ()), now)
+            del self.result["ruled"][name]
             self._save()
         for workload, s in self.result["summary"]["workloads"].items():
             self.console.print(table(workload, s))
@@ -114,6 +115,7 @@ class Peers:
             "seconds": {},
             "start": [],  # seconds: an engine, its warm-up
             "turns": [],
+            "ruled": {},  # of lossy arms, by epoch: what they said, until its distance from the policy is known
             "overlapping": {},  # by arm, as of its engine
             "failed": {},
             "left": {},
@@ -235,8 +237,9 @@ class Peers:
         for work in works:
             done = engine.run(work)
             if any(done.get("ruled", ())):
-                epochs, here = self._lossy.setdefault(name, {}), Ruled(work.prompts, done["texts"], done["ruled"])
-                epochs[len(out)] = epochs[len(out)].and_(here) if len(out) in epochs else here
+                epochs, epoch = self.result["ruled"].setdefault(name, {}), str(len(out))
+                here = Ruled(work.prompts, done["texts"], done["ruled"])
+                epochs[epoch] = asdict(Ruled(**epochs[epoch]).and_(here) if epoch in epochs else here)
             out.append({k: done[k] for k in KEPT if k in done})
             if trains(self.chosen.arms[name]):
                 time.sleep(IDLE)

@@ -12,6 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.harness import ratio, verdict
+from rollspec.telemetry.summary import REGRETS_PART
 
 Runs = dict[str, list[list[dict[str, Any]]]]
 """Arm -> rounds -> epochs -> what the engine measured."""
@@ -199,6 +200,12 @@ def _goals(result: dict[str, Any]) -> list[str]:
             f"budget) {m[fixed]:.2f}x, oracle {m['oracle']:.2f}x (regret {hedge['modelled_regret']:.1%}{timed}), "
             f"clairvoyant {m['clairvoyant']:.2f}x, perfect drafter {m['perfect']:.2f}x"
         )
+        known = (hedge["timed_regret"], oracle and oracle["hedge_over_oracle"]["median"] - 1.0)
+        if any(found is not None and abs(found - hedge["modelled_regret"]) > REGRETS_PART for found in known):
+            lines.append(
+                f"the regret by the cost model is more than {100 * REGRETS_PART:.0f} points from a measured one: the "
+                "model is off for some arm"
+            )
     if result["oracle_table"]:
         lines.append("best arm up to a batch of: " + ", ".join(f"{b}: {k}" for b, k in result["oracle_table"].items()))
     return lines

@@ -26,7 +26,7 @@ from rollspec.errors import RollspecError
 from rollspec.telemetry.figures import figures, number
 from rollspec.telemetry.runs import Run, find_pair, load_run
 from rollspec.telemetry.sinks import plain
-from rollspec.telemetry.summary import Numbers, calibration, compare, limits, summarize
+from rollspec.telemetry.summary import REGRETS_PART, Numbers, calibration, compare, limits, summarize
 
 ROWS = (  # of the table: what, its name in the JSON, its form
     ("Generation, total", "gen_total", "s"),
@@ -52,6 +52,10 @@ ROWS = (  # of the table: what, its name in the JSON, its form
 LIMITS = (
     "Of decoding alone, by the engine's cost model, you got {got:.2f}×; the best fixed setting ({best_fixed_arm}) "
     "would have got {best_fixed:.2f}×; the oracle {oracle:.2f}×; a perfect drafter on this machine {perfect:.2f}×."
+)
+PARTS = (
+    f" The two differ by more than {100 * REGRETS_PART:.0f} points: the cost model is off for some arm, and the draft "
+    "lengths it chose may not be the best."
 )
 
 
@@ -104,6 +108,7 @@ def report_json(run: Run, baseline: Run | None, null_control: str | None = None)
             "comparison": None if baseline is None else compare(run, baseline),
             "limits": found,
             "limits_sentence": found and LIMITS.format(**found),
+            "regret_sentence": found and _regret(found),
             "null_control": null_control,
             "calibration": calibration(run),
             "notes": [f"{r.name}: {note}" for r in runs for note in r.notes],
@@ -112,6 +117,20 @@ def report_json(run: Run, baseline: Run | None, null_control: str | None = None)
         }
     )
     return {"headline": headline(numbers), **numbers}
+
+
+def _regret(found: Numbers) -> str:
+    """How far from the best arm in hindsight, by the cost model and by the clock, and whether the two part."""
+
+    def more(share: float) -> str:
+        return f"{100 * abs(share):.1f} % {'more' if share >= 0 else 'less'}"
+
+    said = (
+        f"Against the oracle, the best arm of each batch size known in hindsight, it took {more(found['regret'])} time"
+    )
+    if found["regret_measured"] is not None:
+        said += f"; with each arm's modelled time corrected by its timed steps, {more(found['regret_measured'])}"
+    return f"{said}.{PARTS if found['regrets_part'] else ''}"
 
 
 def render(run: Run, baseline: Run | None = None, numbers: Numbers | None = None) -> str:
@@ -245,7 +264,7 @@ def command(
     if as_json:
         sys.stdout.write(written.read_text(encoding="utf-8"))
     else:
-        lines = (numbers["headline"], numbers["limits_sentence"], f"report: {page}", f"numbers: {written}")
-        typer.echo("\n".join(filter(None, lines)))
+        said = (numbers["headline"], numbers["limits_sentence"], numbers["regret_sentence"])
+        typer.echo("\n".join([*filter(None, said), f"report: {page}", f"numbers: {written}"]))
     if open_page:
         webbrowser.open(page.resolve().as_uri())

@@ -13,9 +13,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import step_ms
-from benchmarks.peer_arms import PEERS
+from benchmarks.peer_arms import OURS, PEERS
 from benchmarks.peer_table import beside
 from benchmarks.stale import RESULTS
+from rollspec.telemetry.summary import ENOUGH_DRAFTED
 from scripts.generate.cells import (
     both,
     count_of,
@@ -187,14 +188,24 @@ def calibration() -> str:
         for kind in PROMPTS:
             for arm in kinds[kind].values():
                 for source, c in arm.get("calibration", {}).items():
-                    if c["ratio"] is not None:
+                    if c["ratio"] is not None and c["drafted"] >= ENOUGH_DRAFTED:
                         ratios, key = (by_batch, f"batch {batch}") if source == "all" else (by_source, f"`{source}`")
                         ratios.setdefault(key, []).append(c["ratio"])
     said = [
         ", ".join(f"{min(v):.2f} to {max(v):.2f} {word} {key}" for key, v in ratios.items())
         for word, ratios in (("at", by_batch), ("of", by_source))
     ]
-    return f"{said[0]}; by who drafted {said[1]} (`{RESULTS}/head.json`)"
+    return f"{said[0]}; by who drafted {said[1]}, each of {ENOUGH_DRAFTED} tokens or more (`{RESULTS}/head.json`)"
+
+
+def cost_fit() -> str:
+    """Error of the cost model in engines of the default on the real model, each step predicted before it is learned."""
+    turns = load("peers")["turns"]
+    errors = [r["cost"]["error"] for t in turns for r in t["arms"][OURS] if r.get("cost")]
+    return (
+        f"{percent(median(errors), 1)}, and {percent(max(errors), 1)} in the worst of {len(errors)} epochs and bursts; "
+        f"goal 10 % (`{RESULTS}/peers.json`)"
+    )
 
 
 def harm() -> str:
@@ -345,6 +356,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 INLINE: dict[str, Callable[[], str]] = {
     "control-cost": control_cost, "control-times": control_times, "demo-pairs": demo_pairs, "peers-demo": peers_demo,
     "replicas": replicas, "lengths": lengths, "calibration": calibration,
+    "cost-fit": cost_fit,
     **{f"here-{arm}": partial(here, arm) for arm in PEERS},
 }  # fmt: skip
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_like import like
 
 from benchmarks import (
     options,
@@ -18,16 +17,14 @@ from benchmarks import (
     peer_store,
     peer_table,
     peers,
-    two_policies,
 )
 from benchmarks.drift import Drift
 from benchmarks.engines import Arm, Work
 from benchmarks.peer_arms import PEERS, Chosen
+from benchmarks.peer_bias import Ruled
 from benchmarks.peer_plan import Costs, Heat
-from benchmarks.prefixes import Prefixes
 from rollspec.config import RollspecConfig
 from rollspec.errors import RollspecError
-from rollspec.sampling import scoring
 
 HEAD = Path("/heads/one")
 
@@ -225,7 +222,7 @@ def test_what_is_done_is_not_planned_again() -> None:
 
 CLEAN = {"git": "c" * 40, "dirty": False, "load": [0], "time": "2026-01-01T00:00:00Z", "cpu": "x", "cores": 2,
          "engines_on": [0], "trainer_on": "1", "OMP_NUM_THREADS": "1", "versions": {"vllm": "0"}}  # fmt: skip
-PACE = {"none": 2.0, "rollspec": 1.0, "das": 1.6, "seer": 1.5, "smartspec": 1.8, "ngram K=2": 2.5}
+PACE = {"none": 2.0, "rollspec": 1.0, "das": 1.6, "seer": 1.5, "smartspec": 1.8, "ngram K=2": 2.5, "spec_rl": 0.5}
 
 
 class Fake:
@@ -242,6 +239,8 @@ class Fake:
         self.log.append((self.arm.name, work))
         tokens = sum(work.lengths or [5 + len(p) for p in work.prompts])
         out = {"seconds": PACE[self.arm.name] * tokens, "tokens": tokens, "steps": tokens, "accepted": 0, "drafted": 0}
+        if self.arm.name == "spec_rl":
+            out |= {"texts": [[1] * n for n in work.lengths or ()], "ruled": [1 for _ in work.prompts]}
         return out if work.lengths else out | {"lengths": [5 + len(p) for p in work.prompts]}
 
     def suspend(self) -> None:
@@ -347,33 +346,27 @@ def test_too_few_minutes_are_refused_and_what_is_there_is_kept(made: Any) -> Non
 # ---- the lossy arm --------------------------------------------------------------------------------------------------
 
 
-def test_prefixes_are_of_lossy_arms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = like("vllm.config:ModelConfig", max_model_len=64, get_vocab_size=lambda: 32)
-    engine = like("vllm.v1.engine.llm_engine:LLMEngine", vllm_config=like("vllm.config:VllmConfig", model_config=model))
-    llm = like("vllm.entrypoints.llm:LLM", llm_engine=engine)
-    monkeypatch.setattr(scoring, "eos_tokens", lambda engine: frozenset({1}))
-    arms = peer_arms.chosen(None, []).arms
-    found = {name for name, arm in arms.items() if Prefixes.of(llm, arm.rollspec) is not None}
-    assert found == {"spec_rl"} == {name for name, peer in PEERS.items() if peer.lossy}
+def test_what_a_lossy_arm_said_is_measured_though_its_call_was_cut_off(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turns are not run again, so that what they said has to be kept until its distance is known."""
+    seen: list[dict[int, Ruled]] = []
 
+    def distance(epochs: dict[int, Ruled], model: str, weights: list[str], bias: float) -> list[dict[str, Any]]:
+        seen.append(epochs)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        row = {"tokens": 9, "ruled": 9, "positions": 9, "measured": 0.1, "error": 0.01, "theory": 0.1, "largest": 0.2}
+        return [{"epoch": n, **row, "bias": bias, "agrees": True, "z": 10.0} for n in epochs]
 
-def test_prefixes_come_from_the_same_place_of_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Reuse:
-        def remember(self, items: list[Any], version: int) -> None:
-            asked.append([(sample, tokens) for _, sample, tokens, _ in items])
-
-    def keep_two(llm: Any, reuse: Any, rollouts: list[Any], params: Any) -> list[Any]:
-        assert params["ignore_eos"]
-        known = {sample for sample, _ in asked[-1]}
-        return [SimpleNamespace(tokens=[1, 2], logprobs=[-1.0, -2.0]) if s in known else None for _, _, s in rollouts]
-
-    monkeypatch.setattr(two_policies, "prefixes", keep_two)
-    found, prompts = Prefixes(Reuse()), [[9], [9]]
-    assert found.take(None, prompts, [3, 2]) == [[], []] and asked[-1] == []
-    assert found.remember(prompts, [[1, 2, 3], [4, 5]]) == {"kept": 0, "ruled": [0, 0], "texts": [[1, 2, 3], [4, 5]]}
-    assert found.take(None, prompts, [2, 2]) == [[1, 2], [1, 2]]
-    assert asked[-1] == [("0", [1, 2]), ("1", [4, 5])]  # cut to what the new response may have
-    assert found.remember(prompts, [[1, 2], [1, 2]])["kept"] == 4
-    assert found.take(None, [[8]], [3]) == [[]]  # another prompt
+    monkeypatch.setattr(peers, "distance", distance)
+    with pytest.raises(KeyboardInterrupt):
+        made.peer("spec_rl").run()
+    assert "distance" not in json.loads(made.out.read_text())
+    runs = len([name for name, _ in made.log if name == "spec_rl"])
+    found = json.loads(made.peer("spec_rl").run().read_text())
+    assert len([name for name, _ in made.log if name == "spec_rl"]) == runs, "no turn was run again"
+    assert seen[1] == seen[0] and {len(e.texts) for e in seen[1].values()} == {len(e.prompts) for e in seen[1].values()}
+    assert [row["epoch"] for row in found["distance"]["spec_rl"]] == [*seen[1]] and found["ruled"] == {}
+    made.peer("spec_rl").run()
+    assert len(seen) == 2, "and measured once"

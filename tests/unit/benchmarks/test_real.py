@@ -31,6 +31,7 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
             out.mkdir(parents=True, exist_ok=True)
             (out / "config.json").write_text(json.dumps({"calls": len(lines)}))
             (out / "summary.json").write_text("{}")
+            (out / "make-head.json").write_text("{}")
 
     monkeypatch.setattr(real.Real, "call", call)
     monkeypatch.setattr(real.Real, "prompts", lambda self, seed: f"{self.work}/prompts-{seed}.parquet")
@@ -65,11 +66,12 @@ def test_what_is_not_stale_is_left_out_and_the_rest_runs_though_one_fails(
     monkeypatch.setattr(stale, "reasons", lambda: known)
     with pytest.raises(RollspecError, match="harm ended"):
         real.run(tmp_path / "work")
-    assert [line[0] for line in called][4:] == ["control", "tuner", "harm", "audit", "traffic"]
+    assert [line[0] for line in called][4:] == ["control", "tuner", "harm", "audit", "traffic", "training"]
     assert (tmp_path / "results" / "traffic-smollm2.json").is_file()
+    assert (tmp_path / "results" / "make-head-tasks.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["peers", "control", "head", "tuner", "harm"])
+@pytest.mark.parametrize("name", ["peers", "control", "head", "tuner", "harm", "training"])
 def test_the_programs_take_these_options(
     name: str, called: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

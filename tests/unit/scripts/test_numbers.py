@@ -121,8 +121,16 @@ def test_repeats_are_a_row_for_each_quantity(results: dict[str, Any]) -> None:
 
 def test_calibration_is_a_range_by_batch_and_by_who_drafted(results: dict[str, Any]) -> None:
     kinds = results["head"]["batches"]["1"]
-    kinds["fresh"]["head"] |= {"calibration": {"all": {"ratio": 0.9}, "eagle3": {"ratio": 1.1}, "x": {"ratio": None}}}
-    assert numbers.calibration().startswith("0.90 to 0.90 at batch 1; by who drafted 1.10 to 1.10 of `eagle3` (`")
+    found = {"all": (0.9, 900), "eagle3": (1.1, 500), "x": (None, 900), "few": (9.0, 499)}
+    kinds["fresh"]["head"] |= {"calibration": {name: {"ratio": r, "drafted": n} for name, (r, n) in found.items()}}
+    said = numbers.calibration()
+    assert said.startswith("0.90 to 0.90 at batch 1; by who drafted 1.10 to 1.10 of `eagle3`, each of 500 tokens or")
+
+
+def test_the_cost_models_error_is_of_the_default_alone(results: dict[str, Any]) -> None:
+    own, other = ([{"cost": {"error": e}} for e in errors] for errors in ((0.02, 0.04, 0.06), (0.5,)))
+    results["peers"] = {"turns": [{"arms": {"rollspec": [*own, {}], "tetris": other}}]}
+    assert numbers.cost_fit().startswith("4.0 %, and 6.0 % in the worst of 3 epochs and bursts")
 
 
 def test_harm_says_which_batch_is_missing(results: dict[str, Any]) -> None:

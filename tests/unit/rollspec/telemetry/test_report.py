@@ -8,13 +8,15 @@ from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import report_samples
 from report_samples import drafter_rows, rows, write_run
 from typer.testing import CliRunner
 
 from rollspec.cli import app
+from rollspec.config.sections import ReuseConfig
 from rollspec.errors import RollspecError
 from rollspec.telemetry import figures
 from rollspec.telemetry.figures import STYLES, Figure, Line, line_chart
@@ -193,6 +195,8 @@ def test_kept_noise_is_named_in_the_distribution_of_the_rollouts(demo: Path, tmp
     kept = {"rollspec/reuse/correlated": 1.0, "rollspec/reuse/share": 0.5}
     page = render(load_run(write_run(tmp_path / "coupled_reuse", [{**row, **kept} for row in rows(True)])))
     assert "Exact for each policy, correlated across epochs" in page and "Lossy" not in page
+    named = re.search(r"\(reuse\.mode = (\w+)\)", page)
+    assert named and named[1] in get_args(ReuseConfig.model_fields["mode"].annotation), "it can be set"
     assert "correlated across epochs" not in render(load_run(demo / "rollspec"))
 
 
@@ -280,7 +284,7 @@ def test_a_chart_is_text_in_the_colours_of_the_page() -> None:
     assert line_chart("T", "", [Line("", "s-1", [1], [None])]) == Figure("T"), "nothing was measured"
 
 
-def test_how_far_from_optimal(demo: Path) -> None:
+def test_how_far_from_optimal(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = limits(load_run(demo / "rollspec"))
     assert found is not None and found["best_fixed_arm"] == "suffix:4"
     assert [found[k] for k in ("got", "oracle", "perfect")] == pytest.approx([1.6, 1.6 / 0.98, 3.2])
@@ -290,6 +294,10 @@ def test_how_far_from_optimal(demo: Path) -> None:
     assert "took 2.0 % more time; with each arm's modelled time corrected by its timed steps, 5.8 % more" in page
     assert "The two differ by more than 3 points" in page
     assert "you got 1.60×; the best fixed setting (suffix:4) would have got 1.52×; the oracle 1.63×" in page
+    monkeypatch.setattr(report_samples, "CLOCK", {"played": 1.1, "oracle": 1.1 / (1 / 0.98 + 0.029)})
+    near = limits(load_run(write_run(tmp_path / "near", rows(True))))
+    assert near is not None and near["regret_measured"] - near["regret"] == pytest.approx(0.029)
+    assert not near["regrets_part"], "2.9 points"
     assert limits(load_run(demo / "baseline")) is None
     assert "How far from optimal" not in render(load_run(demo / "baseline"))
     data = write_report(demo)[1]
