@@ -37,7 +37,14 @@ Scored = Callable[[str, int, int], None]  # of a scored draft: request, tokens t
 
 @register_drafter("eagle3", "draft_model", "mtp")
 class Head(Drafter):
-    """One draft head beside suffix drafts, or alone."""
+    """One draft head beside suffix drafts, or alone. e is an embedding, h the target's hidden states, W a projection:
+
+    EAGLE-3 (arXiv:2503.01840)           token p + 2 from layer([e(p + 1); W [h_low(p); h_mid(p); h_high(p)]])
+    MTP (DeepSeek-V3, arXiv:2412.19437)  token p + 2 from layer(W [norm(h(p)); norm(e(p + 1))])
+    draft model (arXiv:2211.17192)       token p + 2 from a small model of its own, over tokens alone
+
+    From the second pass on a head's own output stands in for h.
+    """
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name
