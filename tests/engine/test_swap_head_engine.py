@@ -179,7 +179,7 @@ def test_an_engine_killed_in_a_canary_comes_back_with_a_version_of_the_store(
 
     llm = build(model, options)
     try:
-        until(lambda: on_canary(llm, (2,)), 120)
+        until(lambda: on_canary(llm, (2,)), 240)
         manager = llm.llm_engine.engine_core.resources.engine_manager
         pids = {*llm.collective_rpc(lambda worker: os.getpid()), *(p.pid for p in manager.processes)}
         for pid in pids - {os.getpid()}:
