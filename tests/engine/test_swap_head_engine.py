@@ -193,7 +193,7 @@ def test_an_engine_killed_in_a_canary_comes_back_with_a_version_of_the_store(
     llm = build(model, options)
     try:
         # What was promoted, while the trainer takes the dead engine for one that tries the newer one; else that one.
-        until(lambda: on_canary(llm, (1, 2)), 120)
+        until(lambda: on_canary(llm, (1, 2)), 240)
         assert [(e.version, e.verdict) for e in store.events()] == [(1, "promoted")]
     finally:
         close(llm)
