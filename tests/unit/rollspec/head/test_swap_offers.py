@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
+from other_rank import Others  # noqa: E402
 from swap_owner import payload, run_until, weight  # noqa: E402
 
-from rollspec.head.ranks import Note, Ranks  # noqa: E402
+from rollspec.head.ranks import Note  # noqa: E402
 from rollspec.head.swap import Swapper, SwapRefusedError  # noqa: E402
 
 
@@ -30,17 +30,6 @@ def test_a_promoted_version_needs_no_second_canary(swapper: Swapper, tmp_path: P
     swapper.offer(tmp_path / "head", canary=False)
     run_until(swapper, lambda: swapper.version == 1)
     assert swapper.counts["promoted"] == 1 and swapper.canary is None
-
-
-class Others(Ranks):
-    """The first rank of two; what the other one gives is set by the test."""
-
-    def __init__(self) -> None:
-        super().__init__(group=like("vllm.distributed.parallel_state:GroupCoordinator", is_first_rank=True))
-        self.other = 2
-
-    def least(self, value: int) -> int:
-        return min(value, self.other)
 
 
 def test_ranks_swap_when_all_are_ready_and_refuse_together(swapper: Swapper) -> None:
