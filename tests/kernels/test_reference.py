@@ -76,6 +76,22 @@ def test_noise_is_gumbel():
     assert values.std() == pytest.approx(math.pi / 6**0.5, abs=0.01)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("apart", [0.3, 1.0, 3.0])
+def test_a_draft_with_the_targets_noise_is_its_token_as_often_as_is_proved(seed, apart):
+    """At least (1 - d) / (1 + d), d the total variation (Daliri et al., arXiv:2408.07978)."""
+    rng, n = np.random.default_rng(seed), 10_000
+    logits = rng.normal(0, 2, VOCAB)
+    p, q = (np.array(softmax(row.tolist())) for row in (logits, logits + apart * rng.normal(0, 1, VOCAB)))
+    values = noise.gumbel(rng.integers(-(2**62), 2**62, n), np.arange(n), VOCAB)
+    same = ((values + np.log(p)).argmax(1) == (values + np.log(q)).argmax(1)).mean()
+    d = 0.5 * np.abs(p - q).sum()
+    # A token wins both where its exponential clock is the first of both: 1 / sum_y max(p_y / p_x, q_y / q_x).
+    expected = (1 / np.maximum(p / p[:, None], q / q[:, None]).sum(1)).sum()
+    assert (1 - d) / (1 + d) <= expected <= 1 - d
+    assert same == pytest.approx(expected, abs=4 * (0.25 / n) ** 0.5)
+
+
 def launch_sample(logits, slots, temperatures, seeds, pos, **options):
     argmax, maxima = torch.full((len(logits), 2), -5), torch.full((len(logits), 2), float("nan"))
     sampling.gumbel_sample(
