@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from installed import needs_vllm
 from typer.testing import CliRunner
 
 from benchmarks import (
@@ -225,16 +224,3 @@ def test_false_alarms_add_up_with_an_exact_limit() -> None:
     found = audit_power.rates([{"audits": 3000, "alarms": {"0.001": 0}}, {"audits": 1000, "alarms": {"0.001": 1}}])
     assert found["audits"] == 4000 and found["by_alpha"]["0.001"]["rate"] == 1 / 4000
     assert 0.001 < found["by_alpha"]["0.001"]["upper_95"] < 0.0013
-
-
-@needs_vllm
-def test_planted_faults_are_one_percent() -> None:
-    torch = pytest.importorskip("torch")
-    from benchmarks import planted
-
-    logits = 2.0 * torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    p = logits.softmax(-1)
-    for fault in ("Uniform", "MostLikely", "Second"):
-        q = getattr(planted, fault)(None, None).apply(logits, None).softmax(-1)
-        assert (0.5 * (p - q).abs().sum(-1) <= 0.01 + 1e-6).all() and (0.5 * (p - q).abs().sum(-1) > 0.001).all()
-        assert fault == "Second" or (q.argmax(-1) == p.argmax(-1)).all()

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from installed import needs_vllm
-from vllm_like import like, plays
 
 from rollspec.audit import run as audit_run
 from rollspec.audit.engine import ArmOutput, AuditPlan, Variant
 from rollspec.audit.evidence import Evidence, samples_from
 from rollspec.audit.report import json_text, markdown, page, verdict_line
 from rollspec.audit.verdict import AuditResult, DraftCounts, LogProbCheck
-from rollspec.audit.worker import score
 
 SERVED = np.array([0.5, 0.3, 0.15, 0.05])
 OTHER = np.array([0.1, 0.4, 0.3, 0.2])
@@ -92,35 +89,11 @@ def test_wrong_sampling_stays_a_fault_of_sampling(monkeypatch: pytest.MonkeyPatc
     assert any("drafts are to blame" in r for r in result.reasons)
 
 
-@needs_vllm
 def test_an_engine_that_scores_no_prompts_is_audited_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    @plays("vllm.entrypoints.llm:LLM")
-    class Engine:
-        def generate(self, *_: Any, **__: Any) -> Any:
-            raise ValueError("prompt_logprobs\nare not supported")
-
-    refused = score(Engine(), (((1,), (2,)),))
-    assert refused == "ValueError: prompt_logprobs are not supported"
+    refused = "ValueError: prompt_logprobs are not supported"
     result = run(monkeypatch, refused=refused)
     assert result.verdict == "pass" and result.cross_check is None
     assert result.reasons == (f"the reference is not cross-checked: the engine scored no prompts ({refused}).",)
-
-
-@needs_vllm
-def test_scores_are_of_the_response() -> None:
-    asked: list[Any] = []
-
-    @plays("vllm.entrypoints.llm:LLM")
-    class Engine:
-        def generate(self, prompts: list[Any], sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
-            asked.append((prompts, sampling_params.max_tokens, sampling_params.prompt_logprobs))
-            scores = [None] + [{t: like("vllm.logprobs:Logprob", logprob=-float(t))} for t in (6, 7, 8)]
-            return [like("vllm.outputs:RequestOutput", prompt_token_ids=[5, 6, 7, 8], prompt_logprobs=scores)]
-
-    (found,) = score(Engine(), (((5, 6), (7, 8)),))
-    assert found.tolist() == [-7.0, -8.0]  # type: ignore[union-attr]
-    assert asked == [([{"prompt_token_ids": [5, 6, 7, 8]}], 1, 0)]
-    assert score(Engine(), ()) == ()
 
 
 def test_scores_alone_decide_nothing() -> None:

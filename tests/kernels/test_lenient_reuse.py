@@ -18,6 +18,8 @@ from rollspec.sampling.lenient_reuse import LenientReuse, Prefix, old_responses
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.metrics import find, to_metrics
 
+pytestmark = needs_vllm
+
 PROMPT = [5, 6, 7]
 EOS = 1
 OLD = [10, 11, 12, 13, EOS]
@@ -56,7 +58,6 @@ def prefix(
     return asyncio.run(r.prefix(engine, PROMPT, {"temperature": 0.7, **params}, limit, sample))
 
 
-@needs_vllm
 def test_an_unchanged_policy_takes_the_old_response_whole() -> None:
     r, engine = reuse(), Engine()
     found = prefix(r, engine)
@@ -66,7 +67,6 @@ def test_an_unchanged_policy_takes_the_old_response_whole() -> None:
     assert scoring.asked(params) == {scoring.TEMPERATURE: 0.7}
 
 
-@needs_vllm
 def test_it_is_cut_at_the_first_rejection_and_has_the_present_log_probs() -> None:
     now = np.array([-0.5, -1.0, -60.0, -0.1, -0.1])
     found = prefix(reuse(), Engine(now))
@@ -77,7 +77,6 @@ def test_it_is_cut_at_the_first_rejection_and_has_the_present_log_probs() -> Non
     assert prefix(reuse(), Engine([-99.0] * 5)) == Prefix([], [], finished=False)
 
 
-@needs_vllm
 def test_every_old_token_is_judged_with_fresh_numbers() -> None:
     """At half the old probability half of the first tokens are accepted, and not the same ones each time."""
     r = reuse()
@@ -85,7 +84,6 @@ def test_every_old_token_is_judged_with_fresh_numbers() -> None:
     assert 150 < sum(firsts) < 250
 
 
-@needs_vllm
 def test_where_it_ends() -> None:
     open_end = [10, 11, 12, 13, 14]
     found = prefix(reuse(old=open_end), Engine())
@@ -101,7 +99,6 @@ def test_where_it_ends() -> None:
     assert found == Prefix(OLD[:3], [-1.0] * 3, finished=False) and len(engine.asked[0][0]) == 6, "what fits is scored"
 
 
-@needs_vllm
 @pytest.mark.parametrize(
     ("params", "cause", "said"),
     [
@@ -128,13 +125,11 @@ def test_what_cannot_be_done_exactly_as_described_is_refused_once(
     assert prefix(r, engine) is not None, "the next one is reused again"
 
 
-@needs_vllm
 def test_neutral_parameters_are_no_reason() -> None:
     params = {"top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True, "stop": None, "min_p": 0}
     assert prefix(reuse(), Engine(), **params) is not None
 
 
-@needs_vllm
 def test_responses_that_do_not_fit_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     r = reuse(old=[10, 99])
     assert prefix(r, Engine()) is None
@@ -151,7 +146,6 @@ def test_without_an_old_response_or_a_sample_number_nothing_is_asked() -> None:
     assert engine.asked == [] and r.drain() == {"requests": 1}
 
 
-@needs_vllm
 def test_a_policy_that_changes_in_between_is_not_mixed_with_the_old_one(caplog: pytest.LogCaptureFixture) -> None:
     r, engine = reuse(), Engine()
 
@@ -165,7 +159,6 @@ def test_a_policy_that_changes_in_between_is_not_mixed_with_the_old_one(caplog: 
     assert r.drain()["refused/interrupted"] == 2
 
 
-@needs_vllm
 def test_counts_become_the_papers_metrics() -> None:
     r = reuse()
     prefix(r, Engine())  # whole
