@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,6 +51,13 @@ class Swapper:
         self.report(self.version, "promoted", "fine")
 
 
+def embedding(cls: str, weight: torch.Tensor) -> Any:
+    """vLLM's, whose weight its `quant_method` makes."""
+    layer = like(f"{LAYERS}.vocab_parallel_embedding:{cls}")
+    layer.weight = weight
+    return layer
+
+
 class Side:
     """A HeadTraining without an engine."""
 
@@ -76,10 +82,10 @@ class Side:
             "vllm.model_executor.models.qwen3:Qwen3ForCausalLM",
             model=like(
                 "vllm.model_executor.models.qwen3:Qwen3Model",
-                embed_tokens=SimpleNamespace(weight=torch.arange(24.0).reshape(6, 4)),  # vLLM's gets it from its method
+                embed_tokens=embedding("VocabParallelEmbedding", torch.arange(24.0).reshape(6, 4)),
                 norm=like(f"{LAYERS}.layernorm:RMSNorm", weight=torch.ones(4)),
             ),
-            lm_head=SimpleNamespace(weight=torch.zeros(6, 4)),
+            lm_head=embedding("ParallelLMHead", torch.zeros(6, 4)),
         )
         hf |= {"model_type": "m"}
         runner = like(

@@ -113,7 +113,7 @@ def test_it_goes_to_the_engines_device_with_all_that_it_has(
     services: Services, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activity, "LOOK_SECONDS", 0.0)
-    there = [SimpleNamespace(uuid="5f-b"), SimpleNamespace(uuid="5f-a")]
+    there = [SimpleNamespace(uuid="5f-b"), SimpleNamespace(uuid="5f-a")]  # torch's class is not in Python: no `like`
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
     monkeypatch.setattr(torch.cuda, "get_device_properties", there.__getitem__)
     gone: list[str] = []

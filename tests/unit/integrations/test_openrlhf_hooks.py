@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -65,15 +65,17 @@ def trainer_module() -> Any:
     @plays("openrlhf.trainer.ppo_trainer:PPOTrainer")
     class PPOTrainer:
         def __init__(self) -> None:
-            method = like("ray.actor:ActorMethod", remote=lambda *args: args)
-            self.vllm_engines = [SimpleNamespace(rollspec_call=method)]  # a handle has its actor's methods
+            engine = like("ray.actor:ActorHandle")
+            engine.rollspec_call = like("ray.actor:ActorMethod", remote=lambda *args: args)  # its actor's method
+            self.vllm_engines = [engine]
 
         def train_step(self, samples: Any, global_step: int) -> Any:
             return {"theirs": 1}, global_step + 1
 
     found = ModuleType("ppo_trainer")
-    metadata = like("ray.actor:_ActorClassMetadata", modified_class=PPOTrainer)
-    found.PPOTrainer = SimpleNamespace(__ray_metadata__=metadata)  # type: ignore[attr-defined]
+    actor = like("ray.actor:ActorClass")
+    actor.__ray_metadata__ = like("ray.actor:_ActorClassMetadata", modified_class=PPOTrainer)  # which Ray sets on it
+    found.PPOTrainer = actor  # type: ignore[attr-defined]
     actors.install_trainer(found, "PPOTrainer")
     actors.install_trainer(found, "PPOTrainer")  # a second time changes nothing
     return PPOTrainer

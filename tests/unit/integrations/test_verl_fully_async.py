@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -148,8 +148,8 @@ def rollout_sample() -> Any:
 
 def of(cls: type) -> Any:
     """A module that has `cls` as Ray's decorator leaves it."""
-    metadata = like("ray.actor:_ActorClassMetadata", modified_class=cls)
-    actor = SimpleNamespace(__ray_metadata__=metadata)  # Ray sets it on a class that it makes
+    actor = like("ray.actor:ActorClass")
+    actor.__ray_metadata__ = like("ray.actor:_ActorClassMetadata", modified_class=cls)  # which Ray sets on it
     return like("verl.experimental.fully_async_policy.fully_async_rollouter", FullyAsyncRollouter=actor)
 
 
