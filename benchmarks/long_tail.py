@@ -219,5 +219,5 @@ def run(
 
 
 def _used(arm: dict[str, Any]) -> float:
-    """Idle seconds that training used; results of before say "harvested"."""
+    """Idle seconds that training used; older results have another name for them."""
     return float(arm["used_seconds"] if "used_seconds" in arm else arm["harvested_seconds"])

@@ -2,7 +2,7 @@
 
     python -m benchmarks.runners [--model PATH] [--json FILE] [--profile]
 
-One engine of each runner lives in a process of its own; the processes take turns, so that load hits both.
+One engine of each runner lives in a process of its own; the processes take turns, so that load slows both.
 Every request decodes the same number of tokens with one synchronous step per token, so time / tokens is the step time.
 """
 

@@ -120,7 +120,7 @@ def _no_leftovers(request: pytest.FixtureRequest, _no_leftovers_at_the_end: None
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """In a worker of pytest-xdist, whose own count nobody prints: hand it on."""
+    """In a worker of pytest-xdist, whose own count is not printed: hand it on."""
     output = getattr(items[0].config, "workeroutput", None)
     if output is not None:
         output["deselected"] = output.get("deselected", 0) + len(items)

@@ -53,7 +53,7 @@ def test_weight_sync_without_repacking_matches_hf(
         call(llm, "set_version", version=5)
         llm.collective_rpc(_load_weights, args=(weights,))
         generate(llm, prompts[:1], copies=1, limit=20)
-        assert call(llm, "info")["version"] == 5, "from then on it is told"
+        assert call(llm, "info")["version"] == 5, "from then on it is announced"
     finally:
         close(llm)
 

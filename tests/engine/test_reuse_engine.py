@@ -202,7 +202,7 @@ def _warnings(worker: Any) -> list[str]:
     return list(WARNINGS)
 
 
-def test_requests_that_cannot_be_reused_are_told_once_and_answered(engine: Any) -> None:
+def test_requests_that_cannot_be_reused_are_named_once_and_answered(engine: Any) -> None:
     """At temperature 0, and with the seed of a sibling, beside it or after it; their neighbours are reused as ever."""
     from vllm import SamplingParams
 
@@ -228,7 +228,7 @@ def test_requests_that_cannot_be_reused_are_told_once_and_answered(engine: Any) 
     again, reuse = epoch(53)
     assert again == once and [len(t) for t in once] == [20] * 6
     assert once[1] == once[2] == once[4] != once[5]
-    assert reuse == [2, 40, 40, 2], "the one without a seed, and the one whose seed nobody else has"
+    assert reuse == [2, 40, 40, 2], "the one without a seed, and the one whose seed no other one has"
     warned: list[str] = engine.collective_rpc(_warnings)[0]
     for sentence in (
         "temperature 0 reuse no old",

@@ -118,7 +118,7 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
     assert s["versions"]["promoted"] and 0 not in running.values(), json.dumps(s)[:3000]
     assert s["domains"]["arithmetic"]["requests"] >= 6 and s["domains"]["secret"]["requests"] == 6
     assert s["domains"]["arithmetic"]["accepted"] > 0
-    # The daemon is gone: nothing changes but that nobody learns.
+    # The daemon is gone: nothing changes but that nothing is trained.
     daemon.end(signal.SIGKILL)
     begin = time.monotonic()
     while time.monotonic() - begin < 4:

@@ -139,7 +139,7 @@ def test_a_swap_while_a_request_is_preempted(
         (steps,) = llm.collective_rpc(seen)
         first = next(i for i, (v, _, _) in enumerate(steps) if v == 7)
         waiting = away(steps[:first])
-        assert waiting, "nobody was preempted when the new weights came"
+        assert waiting, "no request was preempted when the new weights came"
         assert waiting <= {q for _, _, resumed in steps[first:] for q in resumed}, "and all of them came back"
         assert not call(llm, "stats")["faults"]
         call(llm, "samples", dir=str(tmp_path / "samples"))

@@ -63,7 +63,7 @@ def test_a_draft_is_accepted_while_it_is_what_was_drawn() -> None:
 
 
 class Bridge:
-    """rollspec's side: drafts what it is told to."""
+    """rollspec's side: drafts what a test sets."""
 
     policy = None
     fault = None
@@ -159,7 +159,7 @@ def run(adapter: Adapter, step: Any, grammar: Any = None) -> tuple[Any, Any, Any
     return ran[0], masks[0], output
 
 
-def test_slots_that_nobody_drafted_for_leave_the_step() -> None:
+def test_slots_without_a_draft_leave_the_step() -> None:
     bridge = Bridge()
     adapter = adapter_of(bridge)
     bridge.next = [[11, 12], [], [13, 14, 15, 16]]

@@ -43,7 +43,7 @@ def hand_over(address, args):  # type: ignore[no-untyped-def]
     child = int(server.recv(64))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda n, _: os.kill(child, n))
-    # Whoever waits for the end of a file waits for the program, not for this process.
+    # A process that waits for the end of a file waits for the program, not for this process.
     for n in files:
         os.close(n)
     status = int(server.recv(64) or 9)

@@ -18,7 +18,7 @@ from drafter_online.held_out import split
 from rollspec.errors import RollspecError
 
 
-def test_what_a_head_adds_is_told_by_workload_over_none_and_over_suffix_drafts() -> None:
+def test_what_a_head_adds_is_given_by_workload_over_none_and_over_suffix_drafts() -> None:
     def round_of(seconds: float, accepted: int, source: str | None) -> list[dict[str, Any]]:
         counts = {source: [9, 2 * accepted, accepted]} if source else {}
         one = {"tokens": 100, "drafted": 2 * accepted, "accepted": accepted, "by_source": counts}

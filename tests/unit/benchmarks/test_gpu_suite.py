@@ -151,7 +151,7 @@ def test_another_revision_starts_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     suite.run(_options(tmp_path))
     monkeypatch.setattr(machine, "revision", lambda copied=None: dict(other))
     suite.run(_options(tmp_path))
-    suite.run(_options(tmp_path))  # of a changed tree nobody knows whether it is still the same
+    suite.run(_options(tmp_path))  # of a changed tree it is not known whether it is still the same
     again = 0 if other["clean"] else 2
     assert len(ran) == 4 + again
 

@@ -77,7 +77,7 @@ def test_holders_that_leave_are_missed_but_never_the_last() -> None:
     clock.run(10.0)
     for _ in range(9):
         spread.left(1)
-    spread.left(7)  # nobody has it
+    spread.left(7)  # no replica has it
     times: list[float] = []
     for _ in range(3):
         spread.fetch(1, lambda: times.append(clock.now))
@@ -85,7 +85,7 @@ def test_holders_that_leave_are_missed_but_never_the_last() -> None:
     assert times == [11.0, 12.0, 12.0]
 
 
-def test_waiting_is_that_of_a_queue_with_random_arrivals_and_fixed_service() -> None:
+def test_waiting_is_that_of_a_queue_whose_samples_come_at_random_with_fixed_service() -> None:
     for load in (0.3, 0.7):
         f = Feedback(arrivals=load / 0.02, seconds=0.02, sample_bytes=1e6, waiting=10**9, tokens=100.0)
         found = feedback(f, 5_000.0, 1)

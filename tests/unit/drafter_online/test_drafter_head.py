@@ -222,7 +222,7 @@ def test_the_targets_weights_can_be_refreshed(tiny_target: Path) -> None:
 
 
 def test_a_head_drafts_what_is_said(tiny_target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The vocabulary's first tokens as long as nobody knows; then those that the target says, in what is saved, too."""
+    """The vocabulary's first tokens while nothing is known; then those that the target says, in what is saved too."""
     h = head(tiny_target, draft_vocab_size=10)
     ours = getattr(h.config, heads.OURS)
     assert bool(h.t2d[:10].all()) and ours["vocabulary_coverage"] is None

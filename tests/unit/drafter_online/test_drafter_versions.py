@@ -212,19 +212,19 @@ def test_two_publishers_never_share_a_number(tmp_path: Path) -> None:
     assert all(store.load(n).number == n for n in store.numbers())
 
 
-def publish_in_a_process(folder: Path, start: Any, told: Any) -> None:
+def publish_in_a_process(folder: Path, start: Any, queue: Any) -> None:
     store = Versions(folder, keep=100)
     start.wait(60)
-    told.put([publish(store, i) for i in range(12)])
+    queue.put([publish(store, i) for i in range(12)])
 
 
 def test_two_publishing_processes_never_share_a_number(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    start, told = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=publish_in_a_process, args=(tmp_path, start, told)) for _ in range(2)]
+    start, queue = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=publish_in_a_process, args=(tmp_path, start, queue)) for _ in range(2)]
     for p in processes:
         p.start()
-    got = [told.get(timeout=120) for _ in processes]
+    got = [queue.get(timeout=120) for _ in processes]
     for p in processes:
         p.join(60)
         assert p.exitcode == 0

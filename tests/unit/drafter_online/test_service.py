@@ -194,7 +194,7 @@ def test_engines_of_other_targets_are_refused_in_one_sentence(services: Services
 
 
 @pytest.mark.parametrize("rejected", [0.0, 0.5])
-def test_engines_are_told_whether_it_learns_from_what_was_rejected(services: Services, rejected: float) -> None:
+def test_engines_learn_whether_it_learns_from_what_was_rejected(services: Services, rejected: float) -> None:
     engine = FakeEngine(services(training={**TRAINING, "rejected": rejected}))
     engine.until(lambda: engine.link.away is None)
     assert engine.link.welcome == {"rejected": rejected > 0}
@@ -297,7 +297,7 @@ def test_steps_that_fail_are_an_alarm_and_are_tried_again(
     assert not list(service.alarms)
 
 
-def test_a_step_that_hangs_is_unhealthy_and_engines_are_told(
+def test_a_step_that_hangs_is_unhealthy_and_engines_learn_of_it(
     services: Services,
     tiny_target: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -346,7 +346,7 @@ def test_domains_are_counted_and_bounded(services: Services) -> None:
     engine.until(lambda: service.engines.total().requests == before + 1)
 
 
-def test_it_ends_when_nobody_is_connected_for_long(services: Services) -> None:
+def test_it_ends_when_no_engine_is_connected_for_long(services: Services) -> None:
     service = services(linger=0.1)
     assert "no engine" in service.run(threading.Event())
 

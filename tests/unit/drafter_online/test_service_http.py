@@ -86,7 +86,7 @@ def service(tmp_path: Any) -> Any:
 
 
 def publish_an_hour_ago(service: Any, version: int) -> Path:
-    """A version of that age, as far as its age is told by; its folder."""
+    """A version of that age, as far as its age is read from its manifest; its folder."""
     folder: Path = service.versions.path(version)
     folder.mkdir(parents=True)
     (folder / "manifest.json").touch()
@@ -168,7 +168,7 @@ def test_other_pages_cannot_drive_it(service: Any) -> None:
     assert c.get("/status", headers={"host": "[::1]:8765"}).status_code == 200
 
 
-def test_it_listens_where_it_is_told(service: Any) -> None:
+def test_it_listens_at_its_address(service: Any) -> None:
     with pytest.raises(DrafterError, match="needs a token"):
         HttpServer(service, "0.0.0.0", 0)
     server = HttpServer(service, "127.0.0.1", 0)

@@ -179,7 +179,7 @@ def test_an_engine_that_stood_still_does_not_call_its_daemon_away(ends: Ends, mo
     until(lambda: hub.handler.messages, link)
 
 
-def test_a_daemon_that_was_started_again_at_once_is_told_who_speaks(ends: Ends, monkeypatch: Any) -> None:
+def test_a_daemon_that_was_started_again_at_once_learns_who_speaks(ends: Ends, monkeypatch: Any) -> None:
     monkeypatch.setattr("drafter_online.link.HELLO_SECONDS", 0.2)
     hub = ends.hub()
     link = connected(ends, hub)
@@ -216,7 +216,7 @@ def test_a_wrong_token_is_refused_in_one_sentence(
     assert caplog.text.count("refuses this engine") == 1
 
 
-def test_an_engine_of_another_target_is_told_why(ends: Ends) -> None:
+def test_an_engine_of_another_target_learns_why(ends: Ends) -> None:
     hub = ends.hub()
     hub.handler.refuse = "this daemon trains a drafter for another target"
     link = ends.link(hub.endpoint)

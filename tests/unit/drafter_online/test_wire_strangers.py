@@ -113,7 +113,7 @@ def test_what_was_altered_on_the_way_is_not_taken(ends: Ends, token: str | None)
 
 
 @pytest.mark.parametrize("token", [None, "quite another token"])
-def test_strangers_are_heard_by_nobody(ends: Ends, token: str | None) -> None:
+def test_strangers_are_ignored_by_all(ends: Ends, token: str | None) -> None:
     """A raw peer with no token or another one says every kind of message that there is."""
     hub = ends.hub(token=TOKEN)
     link = connected(ends, hub, token=TOKEN)

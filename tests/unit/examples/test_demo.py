@@ -109,7 +109,7 @@ def test_settings_bound_the_steps() -> None:
         JobSettings(steps=0)
 
 
-def test_a_slow_cpu_gets_fewer_prompts_unless_told_otherwise() -> None:
+def test_a_slow_cpu_gets_fewer_prompts_unless_a_number_is_given() -> None:
     assert cli.settings_for("bfloat16", None).total_steps == 32
     assert cli.settings_for("float32", None).total_steps == 12
     with pytest.raises(RollspecError, match="--prompts 30 does not fill"):

@@ -127,7 +127,7 @@ def test_interrupt_stops_everything(tmp_path: Path, number: signal.Signals) -> N
 def test_family_spares_a_reused_pid() -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
-        family = Family(root=2**22 + 1, marker="nobody", members={other.pid: 1})  # same pid, another start time
+        family = Family(root=2**22 + 1, marker="no-process", members={other.pid: 1})  # same pid, another start time
         assert family.stop(grace=0.2) == []
         assert alive(other.pid)
     finally:

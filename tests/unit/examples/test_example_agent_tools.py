@@ -82,8 +82,8 @@ def test_a_program_without_an_end_is_ended() -> None:
 
 
 def dialogue(task: Task) -> str:
-    heard = [f"\n<tool_response>\n{r}\n</tool_response>\n" for r in task.results]
-    return "".join(a + b for a, b in zip(task.turns(), [*heard, ""], strict=True))
+    responses = [f"\n<tool_response>\n{r}\n</tool_response>\n" for r in task.results]
+    return "".join(a + b for a, b in zip(task.turns(), [*responses, ""], strict=True))
 
 
 def test_tasks_repeat_by_seed_and_their_calls_are_right() -> None:

@@ -37,7 +37,7 @@ def test_what_vllm_would_refuse_is_not_speculated(
     assert [r for r in caplog.records if word in r.getMessage()] == caplog.records and len(caplog.records) == 1
 
 
-def test_a_server_that_speculates_is_told_apart(
+def test_a_server_that_speculates_is_recognised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its engine cannot be changed from here: what will fail is said, in one sentence."""

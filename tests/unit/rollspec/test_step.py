@@ -277,8 +277,8 @@ def test_the_turns_of_a_rollout_share_what_is_remembered_with_its_siblings() -> 
     p.step(["a0", "b0"], list(said.values()), {})
     for name in "ab":
         p.finish(f"{name}0")
-        heard = tool if name == "a" else [800, 801, 802, 905]
-        turn(name, 1, [*prompt, *said[name], *heard], 7)
+        reply = tool if name == "a" else [800, 801, 802, 905]
+        turn(name, 1, [*prompt, *said[name], *reply], 7)
     p.step(["a1"], [answer], {})
     p.step(["a1", "b1"], [[66], [60]], {})
     assert p.requests["b1"].lookup.draft.token_ids[:2] == [61, 62], "not from its sibling's answer"

@@ -25,7 +25,7 @@ def texts(n: int, seed: int = 0) -> dict[str, tuple[list[int], list[int]]]:
     return {f"{seed}-{i}": ([1, 2, 3 + i], story(100 * seed + i, 150)) for i in range(n)}
 
 
-def test_a_good_draft_head_serves_what_nobody_said_before() -> None:
+def test_a_good_draft_head_serves_what_was_never_said_before() -> None:
     p = make()
     steps = simulate(p, texts(4), 0.9)
     stats = p.drain()

@@ -53,7 +53,7 @@ def test_a_script_is_as_it_would_be(variables: dict[str, str], tmp_path: Path) -
 
 
 def test_a_module_and_a_folder_without_a_server(variables: dict[str, str], tmp_path: Path) -> None:
-    for address in (variables["ROLLSPEC_TEST_WARM"], str(tmp_path / "nobody")):
+    for address in (variables["ROLLSPEC_TEST_WARM"], str(tmp_path / "none")):
         done = subprocess.run(
             [sys.executable, "-m", "json.tool"], input="[1]", capture_output=True, text=True, check=True,
             env={**os.environ, **variables, "ROLLSPEC_TEST_WARM": address},

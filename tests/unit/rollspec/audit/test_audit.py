@@ -346,7 +346,7 @@ def test_lossy_reuse_fails_although_every_test_passes() -> None:
     assert result.to_dict()["lossy"] == 0.5 and "reuse.mode = lenient" in markdown(result)
 
 
-# ---- progress where nobody watches
+# ---- progress in a file
 
 
 def test_stages_are_printed_when_they_begin_where_output_is_a_file(tmp_path: Path) -> None:

@@ -59,15 +59,15 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
         found = distribution_tests(evidence)
         alarms += found[0].p_adjusted <= 0.05
         for t in found:
-            hits, n = by_name.get(t.name, (0, 0))
-            by_name[t.name] = (hits + (t.p_value <= 0.01), n + 1)
+            below, n = by_name.get(t.name, (0, 0))
+            by_name[t.name] = (below + (t.p_value <= 0.01), n + 1)
         small += sum(t.p_value <= 1e-3 for t in found)
         tests += len(found)
     # 50 expected at most; more than 72 has a probability of 0.001 at exactly 5 %.
     assert alarms <= 72
     assert small / tests <= 1.5e-3
-    for name, (hits, n) in by_name.items():
-        assert hits / n <= 0.01 + 4 * np.sqrt(0.01 / n), (name, hits, n)
+    for name, (below, n) in by_name.items():
+        assert below / n <= 0.01 + 4 * np.sqrt(0.01 / n), (name, below, n)
 
 
 def test_shared_noise_fails_although_every_distribution_is_right() -> None:

@@ -73,7 +73,7 @@ def test_a_drafter_that_is_configured_alone_drafts_alone(name: str, kept: bool) 
     assert set(drafted) <= SOURCES[name] | ({"replay"} if kept else set())
     assert sum(drafted[source] for source in SOURCES[name]) > 0
     (p,) = engines
-    assert bool(p.suffix.config.sources) == (name == "suffix"), "no text is kept in a corpus that nobody drafts from"
+    assert bool(p.suffix.config.sources) == (name == "suffix"), "no text is kept in a corpus that no drafter reads"
     assert [d for d in p.drafters if isinstance(d, SuffixDrafter)], "which know how long a prompt's responses are"
     assert any(r.suffix.ended for r in p.requests.values())
 
@@ -339,7 +339,7 @@ def test_ngrams_keep_the_frequent_followers() -> None:
     assert table.after([99]) == ({}, 0) and table.after([]) == ({}, 0)
 
 
-def test_prompt_tables_drop_those_that_nobody_runs_in_first() -> None:
+def test_prompt_tables_drop_those_that_no_request_runs_in_first() -> None:
     tables = PromptTables(16, 1)
     first, second = tables.open("a", 0), tables.open("b", 0)
     for t in (first, second):
@@ -356,7 +356,7 @@ def test_prompt_tables_drop_those_that_nobody_runs_in_first() -> None:
     assert not any(t.ngrams.rows for t in tables._tables.values())
 
 
-def test_siblings_are_told_apart_up_to_a_number() -> None:
+def test_siblings_are_distinguished_up_to_a_number() -> None:
     """A prompt that is served for ever must not make votes of ever more bits."""
     p = make("consensus")
     for n in range(3 * VOTERS):

@@ -41,7 +41,7 @@ def test_loading_begins_a_version_at_the_next_step() -> None:
     assert begun == [1]
 
 
-def test_once_the_version_is_told_it_is_not_guessed() -> None:
+def test_once_the_version_is_announced_it_is_not_guessed() -> None:
     model, begun = Model(), []
     watch = watch_of(model, lambda: begun.append(1))
     model.load_weights([])

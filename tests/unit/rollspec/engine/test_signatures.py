@@ -156,9 +156,9 @@ def test_a_line_for_each_hook(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert doctor.examine({}, {}.get).hooks == ()
     made(tmp_path / "old", version="0.1.0")
     assert check_vllm.main(["--hooks", "--json", str(tmp_path / "old")]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["vllm"] == "0.1.0"
-    assert [c["state"] for c in told["hooks"] if c["name"] == "add_request"] == ["off"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["vllm"] == "0.1.0"
+    assert [c["state"] for c in report["hooks"] if c["name"] == "add_request"] == ["off"]
     assert check_vllm.main(["--hooks", str(tmp_path)]) == 3
     assert check_vllm.main(["--hooks", str(tmp_path / "old")]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -187,8 +187,8 @@ def test_the_scripts_answer(
     assert check_vllm.main([str(tmp_path / "body")]) == 1
     capsys.readouterr()
     assert check_vllm.main([str(tmp_path / "signature")]) == 2
-    told = capsys.readouterr().out
-    assert "(self, a, b=1) -> (self, a, b=2)" in told and "-x +y" in told
+    printed = capsys.readouterr().out
+    assert "(self, a, b=1) -> (self, a, b=2)" in printed and "-x +y" in printed
     assert check_vllm.main([str(tmp_path / "signature"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["against"] == "0.32.0"
     assert check_vllm.main([str(tmp_path)]) == 3

@@ -92,7 +92,7 @@ def test_the_most_confident_drafts_for_each_request(monkeypatch: pytest.MonkeyPa
     assert speculator.model is found.models[0]
     found.scored("a", 1, 3)
     found.scored("b", 2, 3)
-    found.scored("b", 3, 3)  # nobody drafted for it since
+    found.scored("b", 3, 3)  # without a draft for it since
     found.scored("gone", 1, 1)
     assert found.info() == {
         "general": {"drafts": 1, "known": 3, "accepted": 1}, "code": {"drafts": 1, "known": 3, "accepted": 2},

@@ -201,7 +201,7 @@ def test_no_new_request_is_recorded_while_it_costs_too_much() -> None:
     assert e.capture.counts == {"recorded": 1, "samples": 0, "dropped": 0, "skipped": 1, "tokens": 0, "private": 0}
 
 
-def test_private_requests_are_not_recorded_and_neither_is_anything_while_nobody_wants_it() -> None:
+def test_private_requests_are_not_recorded_and_neither_is_anything_while_it_is_paused() -> None:
     e = Engine()
     e.begin("secret", [1, 2, 3], domain="code", private=True)
     e.begin("open", [1, 2, 3], domain="code")

@@ -66,7 +66,7 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
     assert gathered == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_one_rank_asks_nobody() -> None:
+def test_one_rank_asks_no_other() -> None:
     alone = Ranks()
     assert alone.alone and alone.first and alone.least(1) == 1
     assert alone.decide(2, Note("promoted")) == (2, Note("promoted"))

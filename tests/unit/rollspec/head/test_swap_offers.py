@@ -1,4 +1,4 @@
-"""Versions that a swapper is offered: staged, replaced by newer ones, agreed on by all ranks, and told of."""
+"""Versions that a swapper is offered: staged, replaced by newer ones, agreed on by all ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_ranks_swap_when_all_are_ready_and_refuse_together(swapper: Swapper) -> 
     assert not swapper.verify() and swapper.counts["resent"] == 1
 
 
-def test_ranks_are_told_of_offers_and_verdicts(swapper: Swapper, tmp_path: Path) -> None:
+def test_ranks_learn_of_offers_and_verdicts(swapper: Swapper, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     swapper.ranks = Others()

@@ -97,7 +97,7 @@ def test_staged_on_a_thread_swapped_at_a_step(swapper: Swapper) -> None:
     assert swapper.counts["refused"] == 1 and "NaN or infinity" in swapper.last["refused"]
 
 
-def test_weights_that_nobody_saw_drafting_are_no_bar(swapper: Swapper) -> None:
+def test_weights_that_never_drafted_are_no_bar(swapper: Swapper) -> None:
     """An engine that has only just started hopes for much and has measured nothing."""
     swapper.request(payload(2.0))
     while swapper.canary is not None:

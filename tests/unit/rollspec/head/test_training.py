@@ -48,7 +48,7 @@ def of(hub: Any, kind: str) -> list[Message]:
 
 
 def last(hub: Any) -> list[Any]:
-    """The latest verdict that the engine told of."""
+    """The latest verdict that the engine sent."""
     verdicts: list[list[Any]] = of(hub, "status")[-1].body["verdicts"]
     return verdicts[-1] if verdicts else []
 

@@ -61,7 +61,7 @@ def test_free_verification_takes_everything_and_dear_verification_nothing() -> N
     assert allocate([[0.9, 0.1], [0.3]], 2, cost) == [0, 0]
 
 
-def test_confidence_learns_the_hit_rate_of_a_cell() -> None:
+def test_confidence_learns_the_acceptance_of_a_cell() -> None:
     rng = random.Random(0)
     confidence = Confidence()
     draft = Draft([5], [1.0], "group", 3)
@@ -81,12 +81,12 @@ def test_predictions_follow_what_was_accepted_of_verified_drafts() -> None:
     for i in range(3000):
         (p,), cells = confidence.cumulative(draft, 0.0)
         chosen = i % 2 == 0
-        hit = rng.random() < (0.4 if chosen else 0.8)
-        confidence.observe("group", cells, draft.token_ids, [5 if hit else 6])
+        same = rng.random() < (0.4 if chosen else 0.8)
+        confidence.observe("group", cells, draft.token_ids, [5 if same else 6])
         if chosen:
-            confidence.verified("group", p, int(hit))
+            confidence.verified("group", p, int(same))
             if i > 500:
-                predicted, accepted = predicted + p, accepted + hit
+                predicted, accepted = predicted + p, accepted + same
     assert predicted == pytest.approx(accepted, rel=0.1)
     (low,), _ = confidence.cumulative(draft, 0.0)
     again = Confidence()
@@ -212,7 +212,7 @@ def test_refill_tells_a_queue_from_a_draining_batch() -> None:
     for _ in range(64):
         queue.began()
         drain.began()
-    assert queue.rate == drain.rate == 0.0, "a first wave replaces nobody"
+    assert queue.rate == drain.rate == 0.0, "a first wave replaces no request"
     for _ in range(40):
         queue.ended()
         drain.ended()

@@ -51,7 +51,7 @@ def test_a_request_keeps_its_key_while_it_runs() -> None:
     assert s.begin("r", A) != key
 
 
-def test_the_order_of_beginning_does_not_matter_where_arrivals_are_known() -> None:
+def test_the_order_of_beginning_does_not_matter_where_the_sample_index_is_known() -> None:
     """Siblings whose grammars become ready in another order; the numbers go on over versions."""
     orders = [(0, 1, 2), (2, 0, 1)]
     seen = []
@@ -77,7 +77,7 @@ def test_one_that_waited_over_a_new_version_shares_no_noise() -> None:
     assert len(set(keys)) == 5
 
 
-def test_arrivals_are_bounded_and_give_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_index_is_bounded_and_gives_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MOST_PROMPTS", 2)
     numbering = SampleIndex()
     numbers = [numbering.number([i % 3]) for i in range(30)] + [numbering.number(None) for _ in range(2)]
@@ -85,7 +85,7 @@ def test_arrivals_are_bounded_and_give_no_number_twice(monkeypatch: pytest.Monke
     assert len(set(given)) == 30 and numbers[30] != numbers[31] and len(numbering._seen) <= 2
 
 
-def test_own_seeds_decide_alone_and_repeats_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_own_seeds_decide_alone_and_repeats_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     s = Streams(0)
     key = s.begin("a", A, seed=7)
     assert Streams(99, (3,)).begin("x", A, seed=7) == key
@@ -100,7 +100,7 @@ def test_own_seeds_decide_alone_and_repeats_are_told(caplog: pytest.LogCaptureFi
     assert not s.keys and not s._seeded
 
 
-def test_siblings_with_one_seed_are_told_though_they_never_run_together(caplog: pytest.LogCaptureFixture) -> None:
+def test_siblings_with_one_seed_are_warned_of_though_they_never_run_together(caplog: pytest.LogCaptureFixture) -> None:
     """As where the engine runs few requests at a time; the same seed under the next policy is no repetition."""
     s = Streams(0, keep=True)
     with caplog.at_level(logging.WARNING, "rollspec"):

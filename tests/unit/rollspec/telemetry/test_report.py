@@ -323,7 +323,7 @@ def test_a_draft_head_has_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("predicted", "drafted", "parts"), [(0.5, 600, True), (0.43, 600, False), (0.5, 400, False)])
-def test_predicted_and_accepted_drafts_are_told(tmp_path: Path, predicted: float, drafted: int, parts: bool) -> None:
+def test_predicted_and_accepted_drafts_are_shown(tmp_path: Path, predicted: float, drafted: int, parts: bool) -> None:
     made = [
         {"rollspec/accept/drafted": d, "rollspec/accept/accepted": 0.4 * d, "rollspec/accept/predicted": predicted}
         for d in (drafted / 4, 3 * drafted / 4)

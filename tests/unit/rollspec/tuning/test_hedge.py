@@ -68,10 +68,10 @@ def test_drifting() -> None:
     assert play(lambda t: 0.1 + 0.8 * t / 4000, 8, 3e-4, 4000)[0] > 0.95
 
 
-def test_abrupt_swap_is_followed_and_faster_when_it_is_told() -> None:
+def test_abrupt_swap_is_followed_and_faster_when_it_is_announced() -> None:
     """A useless drafter becomes a good one at step 1,000, as by a swap."""
 
-    class Told(Hedge):
+    class Announced(Hedge):
         steps = 0
 
         def choose(self, bucket: int) -> int:
@@ -84,8 +84,8 @@ def test_abrupt_swap_is_followed_and_faster_when_it_is_told() -> None:
         return 0.05 if t < 1000 else 0.95
 
     blind = np.mean([play(p, 8, 3e-4, 1400, s)[0] for s in range(4)])
-    told = np.mean([play(p, 8, 3e-4, 1400, s, Told(ARMS, None, s))[0] for s in range(4)])
-    assert told > blind > 0.6 and told > 0.9
+    announced = np.mean([play(p, 8, 3e-4, 1400, s, Announced(ARMS, None, s))[0] for s in range(4)])
+    assert announced > blind > 0.6 and announced > 0.9
 
 
 def test_an_adversary_does_not_make_it_worse_than_the_best_fixed_arm_by_much(

@@ -163,7 +163,7 @@ def test_a_first_step_that_warms_caches_up_keeps_no_arm_from_being_played() -> N
 
 
 def test_nothing_is_decided_by_a_clock() -> None:
-    """Two tuners that are told the same decide the same: a rank that repeats the calls reaches the same plans."""
+    """Two tuners that learn the same decide the same: a rank that repeats the calls reaches the same plans."""
     a, b = tuner(), tuner()
     assert settled(a, 8, 0.7) == settled(b, 8, 0.7)
 
@@ -172,11 +172,11 @@ def test_a_strategy_learns_what_the_step_took_by_the_clock() -> None:
     """Drafting for it and the head's passes included; not where prompts were computed or nothing was timed."""
     over = {"tuning.strategy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.head.model": "x"}
     p = DraftEngine(RollspecConfig.load("default", overrides=over, env={}), 4096, "eagle3")
-    told: list[float | None] = []
+    measured: list[float | None] = []
     modelled: list[float] = []
 
     def observe(bucket: int, outcome: Outcome) -> None:
-        told.append(outcome.measured)
+        measured.append(outcome.measured)
         modelled.append(float(outcome.seconds[outcome.played]))
 
     p.tuner.strategy.observe = observe  # type: ignore[method-assign]
@@ -191,15 +191,15 @@ def test_a_strategy_learns_what_the_step_took_by_the_clock() -> None:
 
     for _ in range(10):
         step(decode_only=True, seconds=0.5)
-    assert told[:6] == pytest.approx(modelled[:6]), "costs that are not fitted have no scale of their own"
-    told.clear()
+    assert measured[:6] == pytest.approx(modelled[:6]), "costs that are not fitted have no scale of their own"
+    measured.clear()
     step(decode_only=True, seconds=2.0)
     step(decode_only=False, seconds=2.0)
     step()
-    assert told[0] == pytest.approx(9.0, abs=0.1) and told[1:] == [None, None]
+    assert measured[0] == pytest.approx(9.0, abs=0.1) and measured[1:] == [None, None]
     p.tuner.strategy.measures = True  # type: ignore[misc]
     step(decode_only=False, seconds=2.0)
-    assert len(told) == 3
+    assert len(measured) == 3
 
 
 def test_ledger_replays_settings() -> None:
@@ -273,7 +273,7 @@ def test_without_drafts_responses_of_one_length_end_together() -> None:
 
 
 def test_an_engine_knows_what_its_responses_take_without_drafts() -> None:
-    """Told apart by drain: what a request emitted before the last one is not counted again."""
+    """What a request emitted before the last drain is not counted again."""
     p = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     p.begin("a", [1, 2, 3], 500)
     p.begin("b", [1, 2, 3], 500)
@@ -306,7 +306,7 @@ def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> N
     assert not any(t.plan(64, 0.0).rest for _ in range(40)), "new weights are watched closely"
 
 
-def test_what_is_said_while_nobody_looks_reaches_the_siblings() -> None:
+def test_what_is_said_while_the_tuner_rests_reaches_the_siblings() -> None:
     p = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     p.begin("a", [1, 2, 3], 500)
     p.begin("b", [1, 2, 3], 500)
