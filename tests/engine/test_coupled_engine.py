@@ -5,6 +5,7 @@ float32, so every comparison is token identity, over the whole text.
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -292,16 +293,19 @@ def _break_keys(worker: Any) -> None:
 
 def test_a_fault_leaves_verification_to_vllm(model: Path, prompts: list[list[int]]) -> None:
     """No request ends, the step follows the policy, and the engine says how it samples from then on."""
-    for fault, cause in ((_break_verification, "the kernel was not launched"), (_break_keys, "TypeError")):
+    # One token is left to draw, found through everything that changes logits.
+    certain = {"top_k": 1, "repetition_penalty": 1.3, "ignore_eos": True, "temperature": 0.7}
+    faults = ((_break_verification, "the kernel was not launched"), (_break_keys, "TypeError"))
+    for (fault, cause), params in itertools.product(faults, (certain, LONG)):
         llm = build(model, COUPLED | {"proposal.budget.rule": "fixed", "tuning.strategy": "static"})
-        # One token is left to draw, found through everything that changes logits.
-        certain = {"top_k": 1, "repetition_penalty": 1.3, "ignore_eos": True, "limit": 60, "temperature": 0.7}
         try:
-            expected = generate(llm, prompts[:3], **certain)
+            expected = generate(llm, prompts[:3], limit=60, **params)
             call(llm, "stats")
             assert call(llm, "info")["mode"] == "coupled"
             llm.collective_rpc(fault)
-            assert generate(llm, prompts[:3], **certain) == expected
+            said = generate(llm, prompts[:3], limit=60, **params)
+            assert [len(text) for text in said] == [len(text) for text in expected]
+            assert said == expected or params is LONG
             stats = call(llm, "stats")
             ((found, times),) = stats["faults"].items()
             assert found.startswith("coupled sampling: ") and cause in found and times == 1
