@@ -7,7 +7,7 @@ llm.collective_rpc(note_drafter, args=("stand",))
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from engines import bridge
 
@@ -23,13 +23,13 @@ def note_drafter(worker: Any, name: str) -> None:
     """Note what a drafter receives, what it drafts, and what of it the engine verified:
 
     ("begin", request, prompt's key, prompt)    ("verify", request, draft tokens)    ("end", request)
-    ("emit", request, tokens)                   ("draft", request, room, tokens, source)
+    ("emit", request, tokens)                   ("draft", request, room, tokens, source, tokens of its match)
     """
     engine = bridge(worker).engine
     (drafter,) = (d for d in engine.drafters if type(d) is DRAFTERS[name])
     log: list[tuple[Any, ...]] = []
     engine.noted = log
-    begin, observe, propose, finish = drafter.begin, drafter.observe, drafter.propose, drafter.finish
+    begin, observe, propose_all, finish = drafter.begin, drafter.observe, drafter.propose_all, drafter.finish
     prepare = engine.prepare
 
     def beginning(r: Any) -> None:
@@ -40,11 +40,12 @@ def note_drafter(worker: Any, name: str) -> None:
         log.append(("emit", r.req_id, list(r.emitted)))
         observe(r)
 
-    def proposing(r: Any, room: int) -> Any:
-        draft = propose(r, room)
-        tokens, source = ([], "") if draft is None else (list(draft.token_ids), draft.source)
-        log.append(("draft", r.req_id, room, tokens, source))
-        return draft
+    def proposing(asked: Any, rooms: Any) -> Any:
+        drafts = propose_all(asked, rooms)
+        for r, room, draft in zip(asked, rooms, drafts, strict=True):
+            tokens, source, match = ([], "", 0) if draft is None else (draft.token_ids, draft.source, draft.match_len)
+            log.append(("draft", r.req_id, room, list(tokens), source, match))
+        return drafts
 
     def finishing(r: Any) -> None:
         log.append(("end", r.req_id))
@@ -54,13 +55,86 @@ def note_drafter(worker: Any, name: str) -> None:
         log.extend(("verify", req_id, list(tokens)) for req_id, tokens in scheduled.items() if tokens)
         return prepare(req_ids, sampled, scheduled, *args)
 
-    drafter.begin, drafter.observe, drafter.propose, drafter.finish = beginning, observing, proposing, finishing
+    drafter.begin, drafter.observe, drafter.propose_all, drafter.finish = beginning, observing, proposing, finishing
     engine.prepare = preparing
 
 
 def noise_of_stand(worker: Any) -> list[float]:
     """Of the drafter `stand`, as it was drawn beforehand."""
     return next(list(d.noise) for d in bridge(worker).engine.drafters if type(d) is DRAFTERS["stand"])
+
+
+class Drafted(NamedTuple):
+    """A draft, and what is known where its length is decided. Both chances are cumulative, by token."""
+
+    source: str
+    match: int  # tokens
+    own: list[float]  # by the drafter
+    expected: list[float]  # as calibrated
+    remaining: float  # tokens that its request is expected to emit until its end
+
+
+def note_steps(worker: Any) -> None:
+    """Note which drafts each step had and what of them was handed over, and what a rule for their length is told:
+
+    ("step", running requests, longest draft of the plan, share of ends that waiting requests fill,
+             [(as `Drafted`, tokens that were handed over) of each request that was drafted for])
+    ("learned", running requests, as `Drafted`, leading tokens that came, tokens known, verified, of these accepted)
+    """
+    engine = bridge(worker).engine
+    selection, complete = engine.selection, engine.complete
+    log: list[tuple[Any, ...]] = []
+    engine.noted = log
+
+    def drafted(r: Any, p: Any) -> Drafted:
+        own, calibrated = list(p.draft.probs[: len(p.expected)]), list(p.expected)
+        return Drafted(p.draft.source, p.draft.match_len, own, calibrated, r.suffix.remaining)
+
+    def completing(*args: Any) -> Any:
+        step, rate = engine._step, selection.refill.rate
+        drafts = complete(*args)
+        rows = [(drafted(r, r.lookup), len(drafts[r.place])) for r in step.asked]
+        log.append(("step", len(step.running), step.plan.k, rate, rows))
+        return drafts
+
+    engine.complete = completing
+    if (rule := selection.rule) is not None:
+        learn = rule.learn
+
+        def learning(r: Any, p: Any, accepted: int, known: int, verified: int, batch: int) -> None:
+            log.append(("learned", batch, drafted(r, p), accepted, known, verified, r.accepted))
+            learn(r, p, accepted, known, verified, batch)
+
+        rule.learn = learning
+
+
+def note_heads(worker: Any) -> None:
+    """Note what several heads propose for a request, and what it is given to verify:
+
+    (request, {head: (tokens, the chance that it gives each)}, draft)
+    """
+    engine, found = bridge(worker).engine, bridge(worker).head.specialists
+    each, complete = found.each, engine.complete
+    log: list[tuple[Any, ...]] = []
+    engine.noted = log
+    proposed: dict[str, tuple[Any, Any]] = {}
+
+    def asking(run: Any, *args: Any, heads: Any = None) -> Any:
+        out = each(run, *args, heads=heads)
+        if heads is not None:
+            proposed.clear()
+            proposed.update(
+                (found.names[i], tuple(x.tolist() for x in both)) for i, both in zip(heads, out, strict=True)
+            )
+        return out
+
+    def completing(*args: Any) -> Any:
+        drafts = complete(*args)
+        for r in engine._step.running if args and args[0] is not None else ():
+            log.append((r.req_id, {n: (t[r.place], p[r.place]) for n, (t, p) in proposed.items()}, drafts[r.place]))
+        return drafts
+
+    found.each, engine.complete = asking, completing
 
 
 def note_bandits(worker: Any) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from rollspec.drafting.suffix import PROMPT_TAIL
 from rollspec.proposal.ngrams import FOLLOWERS, MIN_PROB, UNSEEN
 
 
@@ -264,7 +265,7 @@ def check(events: Iterable[tuple[Any, ...]], rule: Rule) -> Counter[str]:
         elif event == "end":
             rule.ends(samples.pop(request))
         elif event == "draft":
-            room, tokens, source = said
+            room, tokens, source, _ = said
             wanted, knows = rule.draft(samples[request], room)
             assert (tokens, source if tokens else "") == (wanted, knows if wanted else ""), (request, samples[request])
             drafted[request] = tokens
@@ -273,4 +274,35 @@ def check(events: Iterable[tuple[Any, ...]], rule: Rule) -> Counter[str]:
             (tokens,) = said
             assert tokens == drafted[request][: len(tokens)], "something else was verified"
             found["verified"] += len(tokens)
+    return found
+
+
+def origins(rounds: Iterable[Iterable[tuple[Any, ...]]]) -> Counter[tuple[str, ...]]:
+    """How many drafts of suffixes each of these has, with what they match: the prompt, the response itself, a sibling
+    that runs, one that has ended, a response of the round before. `rounds`: events by policy version.
+    """
+    found: Counter[tuple[str, ...]] = Counter()
+    ended: dict[str, list[Sample]] = defaultdict(list)
+    samples: dict[str, Sample] = {}
+
+    def has(s: Sample, gram: list[int]) -> bool:
+        text = [*s.prompt[-PROMPT_TAIL:], *s.output]
+        return any(text[i : i + len(gram)] == gram for i in range(len(text) - len(gram) + 1))
+
+    for events in rounds:
+        past, ended = ended, defaultdict(list)
+        for event, request, *said in events:
+            if event == "begin":
+                samples[request] = Sample(*said, 0)
+            elif event == "emit":
+                samples[request].output += said[0]
+            elif event == "end":
+                ended[samples[request].key].append(samples.pop(request))
+            elif event == "draft" and said[1]:
+                s, (_, tokens, _, match) = samples[request], said
+                gram = [*s.text[-match:], *tokens]
+                others = [other for other in samples.values() if other is not s and other.key == s.key]
+                whole = Sample(s.key, [], 0, s.prompt)
+                texts = {"prompt": [whole], "own": [s], "running": others, "ended": ended[s.key], "past": past[s.key]}
+                found[tuple(name for name, those in texts.items() if any(has(each, gram) for each in those))] += 1
     return found

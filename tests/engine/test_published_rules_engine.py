@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from engines import bridge, build, call, close, generate
-from noted import note_bandits, noted
+from noted import Drafted, note_bandits, note_steps, noted
 
 pytestmark = pytest.mark.engine
 
@@ -31,31 +32,158 @@ def test_a_published_rule_ends_drafts_and_changes_no_token(
     """Suffix drafts, so that no head is needed; the second round repeats the first, so that there is much to draft."""
     llm = build(model, {"preset": name})
     try:
-        llm.collective_rpc(_note_drafts)
+        llm.collective_rpc(_note_solutions if name == "smartspec" else note_steps)
         for _ in range(2):
             assert generate(llm, prompts) == plain["greedy"]
+        generate(llm, prompts, copies=5, temperature=1.2, own=lambda i: {"seed": i})  # what follows is less sure
         stats, info = call(llm, "stats"), call(llm, "info")
-        assert not stats["faults"], stats["faults"]
-        assert info["preset"] == name and info["state"] == "suffix" and stats["accepted"] > 0
-        (found,) = llm.collective_rpc(_ruled)
-        offered, kept = found["offered"], found["kept"]
-        if name == "smartspec":
-            assert found["strategy"] == "smartspec" and len(found["rates"]) > 1, "it learns an acceptance rate"
-            solved = found["solved"]
-            assert solved and all(k == _best_goodput(*of) for k, *of in solved), solved
-            assert len({k for k, *_ in solved}) > 1, "always the same length, whatever it costs and brings"
-        elif name == "tetris":
-            assert kept and all(taken <= 4 * batch for taken, batch in kept), "the capacity is the batch's"
-            assert max(found["longest"]) == 6, "and a likely draft has more than the average"
-        else:
-            assert found["rule"] == name
-            assert any(k < o for o, k in zip(offered, kept, strict=True)), "no draft was cut"
-        if name == "eesd":
-            assert min(kept) >= 1 and sum(found["posterior"]) > 12
-        if name == "disco":
-            assert found["weights"][1] != 1.0 and all(w != 0.0 for w in found["weights"][:2])
+        (events,) = llm.collective_rpc(noted)
     finally:
         close(llm)
+    assert not stats["faults"], stats["faults"]
+    assert info["preset"] == name and info["state"] == "suffix" and stats["accepted"] > 0
+    if name == "smartspec":
+        assert len({tuple(rates) for _, _, rates, _ in events}) > 1, "it learns an acceptance rate"
+        assert events and all(k == _best_goodput(*of) for k, *of in events), events
+        assert len({k for k, *_ in events}) > 1, "always the same length, whatever it costs and brings"
+    elif name == "tetris":
+        found = likeliest(events)
+        assert found["steps"] > 40 and found["not the first"] > 20 and found["not evenly"] > 20, found
+    else:
+        found = by_rule(events, {"svip": Svip, "specdec++": SpecDec, "eesd": Eesd, "disco": Disco}[name]())
+        assert found["whole"] > 20 and found["cut"] > 20 and found["simpler"] > 20, found
+
+
+def likeliest(events: list[tuple[Any, ...]]) -> Counter[str]:
+    """TETRIS: of all that six tokens per request bring, a step verifies the likeliest four times as many as requests.
+
+    Counts the steps where whole drafts in their order, or four tokens of each, would have been others.
+    """
+    found: Counter[str] = Counter()
+    for _, _, k, _, rows in events:
+        drafts, kept, room = [Drafted(*row).expected for row, _ in rows], [n for _, n in rows], 4 * len(rows)
+        if not k:
+            continue
+        assert k == 6
+        every = [p for draft in drafts for p in draft]
+        wanted = sorted(every, reverse=True)[:room]
+        taken = [p for draft, n in zip(drafts, kept, strict=True) for p in draft[:n]]
+        assert sorted(taken, reverse=True) == wanted, (drafts, kept)
+        found["steps"] += 1
+        found["not the first"] += sorted(every[:room], reverse=True) != wanted
+        found["not evenly"] += sorted((p for draft in drafts for p in draft[:4]), reverse=True) != wanted
+    return found
+
+
+def by_rule(events: list[tuple[Any, ...]], rule: Svip) -> Counter[str]:
+    """What is handed over of each draft ends where the rule ends it. Counts how often that is where a simpler one does
+    not.
+    """
+    found: Counter[str] = Counter()
+    for event, batch, *said in events:
+        if event == "learned":
+            rule.learns(Drafted(*said[0]), batch, *said[1:])
+            continue
+        k, _, rows = said
+        for row, kept in rows:
+            draft = Drafted(*row)
+            if most := len(draft.expected):
+                ends = rule.ends(draft, batch)
+                assert kept == min(ends, k), (draft, kept, ends)
+                found["cut" if ends < most else "whole"] += 1
+                found["simpler"] += ends != rule.simpler(draft)
+    return found
+
+
+class Svip:
+    """Up to a token that is less likely than not, or of more than 0.7 for the root of the entropy of {f, 1 - f}."""
+
+    bound = 0.4
+
+    def ends(self, d: Drafted, batch: int) -> int:
+        """Tokens of a draft that are kept."""
+        fs = [min(f, 1.0) for f in each(d.own)]
+        entropy = [-sum(x * math.log(x) for x in (f, 1.0 - f) if x) for f in fs]
+        return first(f < 0.5 or math.sqrt(h) > 0.7 for f, h in zip(fs, entropy, strict=True))
+
+    def learns(self, d: Drafted, batch: int, came: int, known: int, verified: int, accepted: int) -> None:
+        """What became of a draft."""
+
+    def simpler(self, d: Drafted) -> int:
+        """A bound on the calibrated chance of each token."""
+        return first(p < self.bound for p in each(d.expected))
+
+
+class SpecDec(Svip):
+    """Up to a token with which the chance that any is rejected is above 0.7."""
+
+    bound = 0.3
+
+    def ends(self, d: Drafted, batch: int) -> int:
+        return first(1.0 - p > 0.7 for p in d.expected)
+
+
+class Eesd(Svip):
+    """One token, and one more while Q ~ Bernoulli(θ), θ ~ Beta(1 + accepted, 1 + rejected), of the same seed."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.posteriors: dict[str, list[int]] = {}  # by drafter
+
+    def ends(self, d: Drafted, batch: int) -> int:
+        if (more := len(d.expected) - 1) < 1:
+            return 1
+        uniform, theta = self.rng.random(more), self.rng.beta(*self.posteriors.get(d.source, (1, 1)), more)
+        return 1 + first(u >= x for u, x in zip(uniform, theta, strict=True))
+
+    def learns(self, d: Drafted, batch: int, came: int, known: int, verified: int, accepted: int) -> None:
+        if verified:
+            both = self.posteriors.setdefault(d.source, [1, 1])
+            both[0] += accepted
+            both[1] += accepted < verified
+
+
+class Disco(Svip):
+    """Up to a token with σ(w · x) < 0.4; w follows the log loss of all known tokens by AdaGrad from `simpler` on."""
+
+    def __init__(self) -> None:
+        self.w, self.squares = np.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]), np.zeros(6)
+
+    def chances(self, d: Drafted, batch: int, most: int) -> tuple[Any, Any]:
+        """x and σ(w · x) of the first tokens of a draft from suffixes."""
+        pairs = zip(each(d.expected)[:most], each(d.own)[:most], strict=True)
+        rows = [
+            (1, odds(c), math.log2(i), odds(q), math.log2(d.match + i), math.log2(batch))
+            for i, (c, q) in enumerate(pairs, 1)
+        ]
+        x = np.array(rows, float)
+        return x, 1.0 / (1.0 + np.exp(-x @ self.w))
+
+    def ends(self, d: Drafted, batch: int) -> int:
+        return first(self.chances(d, batch, len(d.expected))[1] < 0.4)
+
+    def learns(self, d: Drafted, batch: int, came: int, known: int, verified: int, accepted: int) -> None:
+        if known:
+            x, p = self.chances(d, batch, known)
+            gradient = x.T @ (p - (np.arange(known) < came))
+            self.squares += gradient**2
+            self.w = self.w - 0.1 * gradient / np.sqrt(self.squares + 1e-6)
+
+
+def first(ends: Any) -> int:
+    """How many are False before one is True."""
+    return sum(1 for _ in takewhile(lambda end: not end, ends))
+
+
+def each(cumulative: list[float]) -> list[float]:
+    """The chance of each token after those before it."""
+    return [b / a if a else 0.0 for a, b in pairwise([1.0, *cumulative])]
+
+
+def odds(p: float) -> float:
+    """Their logarithm, clipped."""
+    p = min(max(p, 0.01), 0.99)
+    return math.log(p / (1 - p))
 
 
 @pytest.mark.parametrize("name", ["banditspec", "exp3spec"])
@@ -145,45 +273,23 @@ def _bandits(worker: Any) -> tuple[list[tuple[Any, ...]], list[int], list[str]]:
     return noted(worker), list(rule.lengths), list(rule.learners)
 
 
-def _note_drafts(worker: Any) -> None:
-    """Keep how long drafts were before and after the rule, or per step what the batch was given."""
-    selection, strategy = bridge(worker).engine.selection, bridge(worker).engine.tuner.strategy
-    selection.noted = {"offered": [], "kept": [], "longest": [], "solved": []}
-    if strategy.name == "smartspec":
-        choose = strategy.choose
+def _note_solutions(worker: Any) -> None:
+    """Note what SmartSpec solves: (chosen length, seconds and acceptance rate of each length, lengths)."""
+    engine = bridge(worker).engine
+    strategy = engine.tuner.strategy
+    choose, engine.noted = strategy.choose, []
 
-        def choosing(bucket: int) -> int:
-            b = strategy._buckets[bucket]
-            known = [b[n].tolist() for n in ("seconds", "steps")], b["rates"][strategy._group].tolist()
-            chosen: int = choose(bucket)
-            (seconds, (steps,)), rates = known
-            if all(seconds) and steps % 20 == 1:
-                ks = strategy._ks.tolist()
-                selection.noted["solved"].append((ks[chosen], seconds, rates, ks))
-            return chosen
+    def choosing(bucket: int) -> int:
+        b = strategy._buckets[bucket]
+        known = [b[n].tolist() for n in ("seconds", "steps")], b["rates"][strategy._group].tolist()
+        chosen: int = choose(bucket)
+        (seconds, (steps,)), rates = known
+        if all(seconds) and steps % 20 == 1:
+            ks = strategy._ks.tolist()
+            engine.noted.append((ks[chosen], seconds, rates, ks))
+        return chosen
 
-        strategy.choose = choosing
-    if (rule := selection.rule) is not None:
-        keep = rule.keep
-
-        def noting(r: Any, p: Any, batch: int) -> Any:
-            kept = keep(r, p, batch)
-            selection.noted["offered"].append(len(p.expected))
-            selection.noted["kept"].append(kept)
-            return kept
-
-        rule.keep = noting
-    elif selection.config.rule == "tetris":
-        allot = selection.allot
-
-        def sharing(chains: Any, step: Any, cost: Any) -> Any:
-            lengths = allot(chains, step, cost)
-            if step.plan.k and lengths:
-                selection.noted["kept"].append((sum(lengths), len(step.asked)))
-                selection.noted["longest"].append(max(lengths))
-            return lengths
-
-        selection.allot = sharing
+    strategy.choose = choosing
 
 
 def _best_goodput(seconds: list[float], rates: list[float], lengths: list[int]) -> int:
@@ -192,17 +298,3 @@ def _best_goodput(seconds: list[float], rates: list[float], lengths: list[int]) 
     for t, rate, k in zip(seconds, rates, lengths, strict=True):
         found[k] = sum(rate**i for i in range(int(k) + 1)) / t * (1.0 if k else 1.1)
     return max(found, key=lambda k: found[k])
-
-
-def _ruled(worker: Any) -> dict[str, Any]:
-    from rollspec.drafting import stopping
-
-    engine = bridge(worker).engine
-    rule, strategy = engine.selection.rule, engine.tuner.strategy
-    found = {**engine.selection.noted, "strategy": strategy.name}
-    found["rule"] = next((n for n, cls in stopping.RULES.items() if type(rule) is cls), "")
-    found["posterior"] = [n for both in getattr(rule, "posteriors", {}).values() for n in both]
-    found["weights"] = rule.weights.tolist() if hasattr(rule, "weights") else []
-    if strategy.name == "smartspec":
-        found["rates"] = {r for b in strategy.state()["buckets"].values() for r in b["rates"]}
-    return found
