@@ -200,4 +200,4 @@ def test_work_does_not_grow_in_python_with_the_tokens() -> None:
         return count
 
     calls(10)
-    assert calls(10) == calls(10_000) < 1000
+    assert calls(10_000) < min(calls(10) + 100, 1000)  # garbage may be collected in either
