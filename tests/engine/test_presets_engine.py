@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engines import build, call, close, generate
 from heads import random_head
+from noted import note_drafter, note_heads, noted
+from published import origins
 
 pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
@@ -40,17 +45,24 @@ def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
     """Each prompt once, once more under the next policy, and then twice in batches of half of them."""
     llm = build(model, {"preset": name}, max_num_seqs=len(prompts))
     try:
-        found = []
+        llm.collective_rpc(note_drafter, args=("suffix",))
+        found, rounds = [], []
         for version, asked in enumerate((prompts, prompts, [*prompts, *prompts])):
             call(llm, "set_version", version=version)
             found.append(_says_what_it_would(llm, asked, plain["greedy"][::2])["accepted"])
+            (events,) = llm.collective_rpc(noted)
+            rounds.append(events[sum(map(len, rounds)) :])
         assert call(llm, "info")["preset"] == name
+        seen = origins(rounds)
+        allowed = {"prompt", "own", "running", "ended"} if name == "seer" else {"prompt", "ended", "past"}
+        assert all(allowed & set(each) for each in seen), seen
         once, again, twice = found  # a response's own beginning drafts for it as well
         assert once > 0, found
         if name == "seer":
             assert again < 1.5 * once and twice > 1.5 * (once + again), found
         else:
             assert again > 2 * once and twice > 1.5 * again, found
+            assert seen["past",] > 0, seen
             kept = llm.collective_rpc(_kept_versions)[0]
             assert all(versions == [1, 2] for versions in kept), "what was said two epochs ago drafts for nothing"
     finally:
@@ -77,20 +89,30 @@ def _says_what_it_would(llm: Any, asked: list[list[int]], plain: list[list[int]]
 def test_taps_takes_the_most_confident_of_its_heads(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
-    loud = random_head(tmp_path / "loud", model, seed=1, scale=0.3)  # larger logits: surer
+    """Two that are about as sure as each other, so that each wins at times."""
     options = {
         "preset": "taps",
         "proposal.head.model": str(random_head(tmp_path / "head", model)),
-        "proposal.head.specialists": {"code": str(loud)},
+        "proposal.head.specialists": {"code": str(random_head(tmp_path / "code", model, seed=1))},
     }
     llm = build(model, options)
     try:
+        llm.collective_rpc(note_heads)
         assert generate(llm, prompts) == plain["greedy"]
         stats, heads = call(llm, "stats"), call(llm, "info")["drafter"]["specialists"]
-        assert not stats["faults"] and set(stats["plays"]) == {"eagle3:4"}
-        assert heads["code"]["drafts"] > heads["general"]["drafts"]
+        (events,) = llm.collective_rpc(noted)
     finally:
         close(llm)
+    assert not stats["faults"] and set(stats["plays"]) == {"eagle3:4"}
+    assert all(each["drafts"] > 0 for each in heads.values()), heads
+    won: Counter[str] = Counter()
+    for _, proposed, draft in events:
+        sure = {head: sum(accumulate(probs, mul)) for head, (_, probs) in proposed.items()}
+        best = max(sure.values())
+        said = {head: tokens[: len(draft)] for head, (tokens, _) in proposed.items()}
+        assert draft in [said[head] for head in sure if sure[head] > best - 1e-6], (proposed, draft)
+        won.update(head for head in sure if sure[head] == best and list(said.values()).count(draft) == 1)
+    assert len(won) == 2 and min(won.values()) > 20, "only one head was ever the surer one"
 
 
 def _note_shares(worker: Any) -> None:
