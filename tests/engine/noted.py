@@ -189,8 +189,8 @@ def note_bandits(worker: Any) -> None:
 def note_strategy(worker: Any) -> None:
     """Note what the tuning strategy chooses and observes, and what was drafted:
 
-        ("chose", bucket, arm)    ("observed", bucket, arm, requests, tokens emitted under every arm, seconds)
-        ("changed",)              ("drafted", requests, draft tokens that were handed over)
+        ("chose", bucket, arm)    ("drafted", requests, draft tokens that were handed over)    ("changed",)
+        ("observed", bucket, arm, requests, tokens emitted under every arm, seconds, what the cost model says)
 
     Seconds have to be those of the clock.
     """
@@ -207,7 +207,9 @@ def note_strategy(worker: Any) -> None:
 
     def observing(bucket: int, outcome: Any) -> None:
         seconds = outcome.elapsed if outcome.measured == outcome.elapsed else None
-        log.append(("observed", bucket, outcome.played, outcome.batch, list(map(float, outcome.emitted)), seconds))
+        emitted, modelled = (list(map(float, x)) for x in (outcome.emitted, outcome.seconds))
+        played = outcome.played
+        log.append(("observed", bucket, played, outcome.batch, emitted, seconds, modelled[played]))
         observe(bucket, outcome)
 
     def changing() -> None:
@@ -226,6 +228,12 @@ def note_strategy(worker: Any) -> None:
 def arms_of_strategy(worker: Any) -> list[int]:
     """The draft length of each arm that the tuning strategy has."""
     return [arm.k if arm.drafters else 0 for arm in bridge(worker).engine.tuner.strategy.arms]
+
+
+def profile_of_strategy(worker: Any) -> dict[str, list[float]]:
+    """Seconds of each arm that ReSpec has, by bucket."""
+    found: dict[str, Any] = bridge(worker).engine.tuner.strategy.state()["buckets"]
+    return {bucket: of["seconds"] for bucket, of in found.items()}
 
 
 def draft_right(worker: Any, texts: dict[str, list[int]], every: int) -> None:

@@ -10,17 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 REPEATS, KEEP = 3, 0.5
 """Of ReSpec here: plays of an arm in its profile, and what moving weights leave of the acceptance statistics."""
 
-WINDOW = 300  # plays of an arm that BEG-MAB remembers
+EPSILON, WINDOW = 0.1, 300  # of BEG-MAB: share of choices that are drawn, and plays of an arm that it remembers
 
 
-def respec_table(events: Iterable[tuple[Any, ...]], lengths: Sequence[int]) -> Counter[str]:
+def respec_table(
+    events: Iterable[tuple[Any, ...]], lengths: Sequence[int], profile: Mapping[str, Sequence[float]]
+) -> Counter[str]:
     """Every choice of ReSpec is the profile's or its table's. Arms: none first, then one drafter's by length.
 
-    What was chosen by the table, how often it was solved, and how often the longest drafts, the dearest profile or the
-    highest acceptance alone would have said something else.
+    What was chosen by the table, how often it was solved, how often the longest drafts, the dearest profile or the
+    highest acceptance alone would have said something else, and the steps that did not take what the cost model says.
+    `profile`: seconds by bucket and arm that it ends with, which are the least that the clock said.
     """
     least: dict[int, dict[int, float]] = defaultdict(dict)  # by bucket and arm: seconds
     plays: dict[int, Counter[int]] = defaultdict(Counter)
@@ -47,8 +52,9 @@ def respec_table(events: Iterable[tuple[Any, ...]], lengths: Sequence[int]) -> C
             else:
                 assert plays[bucket][arm] == min(plays[bucket][a] for a in range(len(lengths))), "profiled unevenly"
         elif event == "observed":
-            bucket, arm, batch, emitted, seconds = said
+            bucket, arm, batch, emitted, seconds, modelled = said
             assert seconds is not None, "no time was measured"
+            found["not as modelled"] += abs(seconds / modelled - 1) > 0.05
             least[bucket][arm] = min(seconds, least[bucket].get(arm, seconds))
             plays[bucket][arm] += 1
             of = arm if lengths[arm] else len(lengths) - 1  # under no drafts the longest are scored, unverified
@@ -60,6 +66,7 @@ def respec_table(events: Iterable[tuple[Any, ...]], lengths: Sequence[int]) -> C
                 if bucket in table:
                     solve(bucket)
                 rates[bucket] = [(KEEP * w, rate) for w, rate in rates[bucket]]
+    assert table and all(list(profile[str(b)]) == [least[b][a] for a in range(len(lengths))] for b in table), profile
     return found
 
 
@@ -73,10 +80,12 @@ def acceptance(mean: float, k: int) -> float:
 
 
 def beg_mab(events: Iterable[tuple[Any, ...]], lengths: Sequence[int], sets: Mapping[int, set[int]]) -> Counter[str]:
-    """Every choice of BEG-MAB is of its batch's set; counts which have the highest median reward, and which have not.
+    """Every choice of BEG-MAB is of its batch's set, and drawn from the same seed or of the highest median reward.
 
-    `sets`: draft lengths by the batch size up to which they hold; buckets are octaves.
+    Counts both, and the steps that did not take what the cost model says. `sets`: draft lengths by the batch size up to
+    which they hold; buckets are octaves.
     """
+    rng = np.random.default_rng(0)
     rewards: dict[tuple[int, int], list[float]] = defaultdict(list)
     found: Counter[str] = Counter()
     for event, *said in events:
@@ -87,10 +96,16 @@ def beg_mab(events: Iterable[tuple[Any, ...]], lengths: Sequence[int], sets: Map
             among = [a for a, k in enumerate(lengths) if k in valid]
             if len(among) == 1:
                 continue
+            if rng.random() < EPSILON:
+                assert arm == rng.choice(among), "another one was drawn"
+                found["drawn"] += 1
+                continue
             medians = {a: median(rewards[bucket, a][-WINDOW:] or [float("inf")]) for a in among}
-            found["greedy" if medians[arm] == max(medians.values()) else "other"] += 1
+            assert medians[arm] == max(medians.values()), (bucket, arm, medians)
+            found["greedy"] += 1
         elif event == "observed":
-            bucket, arm, _, emitted, seconds = said
+            bucket, arm, _, emitted, seconds, modelled = said
             assert seconds is not None, "no step may be paid but in measured seconds"
+            found["not as modelled"] += abs(seconds / modelled - 1) > 0.05
             rewards[bucket, arm].append(emitted[arm] / seconds)
     return found
