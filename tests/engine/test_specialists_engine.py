@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from engines import ALWAYS, bridge, build, call, close, generate
 from heads import random_head
 from models import moved
+from noted import note_heads, noted
 
 pytestmark = pytest.mark.engine
 
@@ -112,6 +114,7 @@ def test_each_class_of_requests_has_a_draft_model_of_its_own(
     }
     llm = build(model, options, **TIGHT)
     try:
+        llm.collective_rpc(note_heads)
 
         def own(i: int) -> dict[str, Any]:
             return {"extra_args": {"rollspec": {"domain": ("sums", "talk", "general")[i % 3]}}}
@@ -122,6 +125,13 @@ def test_each_class_of_requests_has_a_draft_model_of_its_own(
         rates = {name: tally["accepted"] / tally["known"] for name, tally in models.items()}
         assert rates["sums"] > 0.95 and rates["general"] < 0.5, models
         assert models["general"]["drafts"] > models["sums"]["drafts"], "two classes of three have no model of their own"
+        routed: Counter[str] = Counter()
+        for request, proposed, draft in llm.collective_rpc(noted)[0]:
+            head = "general" if int(request.split("-")[0]) % 3 else "sums"
+            said = {name: tokens[: len(draft)] for name, (tokens, _) in proposed.items()}
+            assert draft == said[head], (request, said, draft)
+            routed[head] += list(said.values()).count(draft) < len(said)
+        assert len(routed) == 2 and min(routed.values()) > 20, routed
     finally:
         close(llm)
 
