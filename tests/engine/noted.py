@@ -75,7 +75,7 @@ class Drafted(NamedTuple):
 
 
 def note_steps(worker: Any) -> None:
-    """Note which drafts each step had and what of them was handed over, and what a rule for their length is told:
+    """Note which drafts each step had and what of them was handed over, and what a rule for their length gets:
 
     ("step", running requests, longest draft of the plan, share of ends that waiting requests fill,
              [(as `Drafted`, tokens that were handed over) of each request that was drafted for])
