@@ -66,8 +66,8 @@ class Peers:
         self.load.check(self.seeds, self.policy.model)
         began = time.monotonic()
         self.result = self._begin()
-        start, warm = self._costs()
-        found = self._plan(start, warm, 60 * self.minutes - (time.monotonic() - began))
+        self._time()
+        found = self._plan(60 * self.minutes - (time.monotonic() - began))
         self.console.print(found.text(), highlight=False)
         self.result["left"] = self.chosen.left | found.left
         try:
@@ -124,18 +124,17 @@ class Peers:
         self.load.lengths = found["lengths"]
         return found
 
-    def _costs(self) -> tuple[float, float]:
-        """Seconds of a start and of warming up; the first time lengths of a seed and how long turns take, too."""
+    def _time(self) -> None:
+        """Seconds of a start, of warming up and of turns, and lengths of a seed, unless an earlier call has them."""
         if not self.result["start"] or any("0" not in self.load.lengths.get(w, ()) for w in self.load.workloads):
             none, *self.result["start"] = self._guarded(NONE, self._start, self.chosen.arms[NONE])
             try:
                 self._record(none, 0)
             finally:
                 none.close()
-        return self.result["start"][0], self.result["start"][1]
 
-    def _plan(self, start: float, warm: float, budget: float) -> Plan:
-        seconds = self.result["seconds"]
+    def _plan(self, budget: float) -> Plan:
+        (start, warm), seconds = self.result["start"], self.result["seconds"]
         arms = [name for name in self.chosen.arms if name not in self.result["failed"]]
         mine = {a: [w for w in self.load.workloads if not PEERS[a].only or w in PEERS[a].only] for a in arms}
         per_turn = IDLE * max(len(self.load.works(w, 0)) for w in self.load.workloads)

@@ -10,6 +10,7 @@ the work folder. What was made stays there; a result that is not stale is not me
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import stale
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, provenance, save
 from benchmarks.options import names
 from examples.cache import built_once
 from examples.grpo_tasks.prepare import prepare
@@ -91,8 +92,11 @@ class Real:
         self.call(name, *command, "--out", out)
 
     def _head(self, name: str, command: Sequence[object], made: Path, out: Path) -> None:
+        began = provenance()  # its result is of this code, whenever it is taken
         self.call(name, *command)
         shutil.copytree(made, out, dirs_exist_ok=True)
+        said = out / "make-head.json"
+        save("make-head", {"benchmark": "make-head", "provenance": began, **json.loads(said.read_text())}, said)
 
     def measure(self, name: str, minutes: float) -> None:
         """Run a benchmark of `FILES`."""
@@ -100,7 +104,7 @@ class Real:
         head, prompts = ("--head", self.work / "head"), ("--prompts", self.prompts(SEED))
         bench, out = ("-m", "rollspec.cli", "bench", name, *of), ("--out", RESULTS / f"{FILES[name]}.json")
         audit, traffic = ("-m", "benchmarks.audit_power", "engine", *of), self.work / "traffic"
-        command: Sequence[object] = {
+        commands: dict[str, Sequence[object]] = {
             "peers": (*bench, *towards, *head, "--head", self.work / "head-weak", *prompts, "--minutes", minutes, *out),
             "control": (*bench, "--batches", "4,64", *out),
             "head": (*bench, *head, *prompts, "--samples", 1, "--rounds", 2, "--seeds", "0,1,2", *out),
@@ -109,12 +113,12 @@ class Real:
             "audit": (*audit, "--share", 0.005, "--faults", "none,Uniform", *out),
             "traffic": ("-m", "examples.production_traffic", *of, *head, "--seeds", 3, "--out", traffic),
             "training": (*bench, *out),
-            "make-head": (),
-        }[name]  # fmt: skip
-        if command:
-            self.call(name, *command)
-        if name in (made := {"traffic": traffic / "summary.json", "make-head": self.work / "head" / "make-head.json"}):
-            shutil.copy(made[name], RESULTS / f"{FILES[name]}.json")
+        }  # fmt: skip
+        elsewhere = {"traffic": traffic / "summary.json", "make-head": self.work / "head" / "make-head.json"}
+        if name in commands:
+            self.call(name, *commands[name])
+        if name in elsewhere:
+            shutil.copy(elsewhere[name], RESULTS / f"{FILES[name]}.json")
 
     def call(self, name: str, *arguments: object) -> None:
         """Run a Python program with its output in a log.

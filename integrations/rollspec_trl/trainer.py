@@ -125,9 +125,9 @@ def _by_response(values: Any, mask: Any) -> list[Any]:
 
 def _epochs(state: TrlState, prompts: list[Any], responses: list[Any], logprobs: list[Any] | None) -> dict[str, float]:
     """How much of the last epoch's responses these repeat; a sample is named by its place among its prompt's."""
-    places: dict[str, Iterator[int]] = defaultdict(itertools.count)
+    numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
     keys = [prompt_key(p) for p in prompts]
-    samples = [str(next(places[key])) for key in keys]
+    samples = [str(next(numbers[key])) for key in keys]
     return state.health.epochs(keys, samples, [as_tokens(r) for r in responses], logprobs)
 
 

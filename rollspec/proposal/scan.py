@@ -162,7 +162,7 @@ def _write(batch: Sequence[tuple[int, int, int, Sequence[int] | TokenArray]]) ->
 
 
 class Found(NamedTuple):
-    """Drafts of a batch. Places beyond a row's count are undefined."""
+    """Drafts of a batch. Entries beyond a row's count are undefined."""
 
     tokens: npt.NDArray[np.int32]  # [B, K]
     probs: npt.NDArray[np.float32]  # [B, K], cumulative

@@ -1,4 +1,4 @@
-"""Longest-suffix lookup (`rollspec/proposal/lookup_cpu.py`) in plain numpy: what the fast one is held to."""
+"""Longest-suffix lookup (`rollspec/proposal/lookup_cpu.py`) in plain numpy: the fast one is compared with it."""
 
 from __future__ import annotations
 
