@@ -4,8 +4,9 @@
     rollspec bench real --work runs/real --only peers,head    # these, whether they are stale or not
 
 SmolLM2-135M is warmed up on the tasks of `examples/grpo_tasks`, further to where the policy of *epochs* moves, and gets
-a draft head that was trained on other prompts than those that it is measured on. Each program's output goes to a log in
-the work folder. What was made stays there; a result that is not stale is not measured again.
+a small draft model, and a draft head that was trained on other prompts than those that it is measured on. Each
+program's output goes to a log in the work folder. What was made stays there; a result that is not stale is not measured
+again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from examples.grpo_tasks.prepare import prepare
 from rollspec.errors import RollspecError
 
 MINUTES = 120.0  # of `peers`, the longest
-WARM, LATER, WEAK, HEAD = 16.0, 6.0, 13.0, 30.0  # minutes of training
+WARM, LATER, SMALL, WEAK, HEAD = 16.0, 6.0, 8.0, 13.0, 30.0  # minutes of training
+LAYERS = 4  # of the small draft model
 HEAD_SEED, SEED, ROWS = 7, 8, 512  # of the prompts that the head learns from, and of those that it is measured on
 FILES = {
     "peers": "peers", "control": "control-smollm2", "head": "head", "tuner": "tuner-steady-smollm2",
@@ -66,7 +68,7 @@ def run(work: Path, only: str | None = None, minutes: float = MINUTES) -> list[P
 
 @dataclass(frozen=True)
 class Real:
-    """A warmed up model, what it becomes later, and its head, in a folder."""
+    """A warmed up model, what it becomes later, a small draft model of it, and its head, in a folder."""
 
     work: Path
 
@@ -77,8 +79,13 @@ class Real:
     def make(self) -> None:
         """Whatever is not there yet."""
         warm = self.work / "warm"
-        for name, model, minutes, seed in (("warm", "smollm2", WARM, 0), ("later", warm, LATER, 1)):
-            command = "-m", "examples.grpo_tasks.warm_up", "--model", model, "--minutes", minutes, "--seed", seed
+        train = "-m", "examples.grpo_tasks.warm_up", "--model"
+        for name, *rest in (
+            ("warm", "smollm2", "--minutes", WARM),
+            ("later", warm, "--minutes", LATER, "--seed", 1),
+            ("small", warm, "--minutes", SMALL, "--seed", 2, "--layers", LAYERS),
+        ):
+            command = *train, *rest
             built_once(self.work, name, "config.json", partial(self._trained, name, command))
         made = self.work / "make-head"  # one training; its head is taken at two times
         head = (
@@ -102,10 +109,11 @@ class Real:
         """Run a benchmark of `FILES`."""
         of, towards = ("--model", self.work / "warm"), ("--towards", self.work / "later")
         head, prompts = ("--head", self.work / "head"), ("--prompts", self.prompts(SEED))
+        heads = (*head, "--head", self.work / "head-weak", "--head", self.work / "small")
         bench, out = ("-m", "rollspec.cli", "bench", name, *of), ("--out", RESULTS / f"{FILES[name]}.json")
         audit, traffic = ("-m", "benchmarks.audit_power", "engine", *of), self.work / "traffic"
         commands: dict[str, Sequence[object]] = {
-            "peers": (*bench, *towards, *head, "--head", self.work / "head-weak", *prompts, "--minutes", minutes, *out),
+            "peers": (*bench, *towards, *heads, *prompts, "--minutes", minutes, *out),
             "control": (*bench, "--batches", "4,64", *out),
             "head": (*bench, *head, *prompts, "--samples", 1, "--rounds", 2, "--seeds", "0,1,2", *out),
             "tuner": (*bench, *towards, *prompts, "--batches", "1,4,16,64", "--rounds", 1, *out),

@@ -4,6 +4,7 @@ Usage, from the repository root::
 
     python -m examples.grpo_tasks.warm_up --model smollm2 --minutes 5 --out runs/warm
     rollspec demo --model runs/warm
+    python -m examples.grpo_tasks.warm_up --model runs/warm --layers 4 --minutes 8 --out runs/small    # a draft model
 
 Plain PyTorch on the CPU, float32 weights, fresh tasks without end. Loss is on the response's tokens alone, and only
 they pass the LM head, a fifth of a small model's arithmetic and most of its memory. It ends by time, not by a number of
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from examples.grpo_tasks.data import SEEDS, messages
 from examples.grpo_tasks.task import Task, stream
@@ -111,20 +112,32 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2", help="PATH, model of the hub, or smollm2")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the trained checkpoint")
+    parser.add_argument(
+        "--layers", type=int, help="keep the model's first so many layers only; it then learns to draft"
+    )
     parser.add_argument("--lr", type=float, default=PEAK_LR)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     try:
         folder = resolve(args.model)
-        if args.out.exists():
-            raise RollspecError(f"rollspec: --out {args.out} is there already; give a new folder.")
+        if args.out.is_file() or (args.out.is_dir() and any(args.out.iterdir())):
+            raise RollspecError(f"rollspec: --out {args.out} is there already; give a new or an empty folder.")
         if args.minutes <= 0:
             raise RollspecError(f"rollspec: --minutes {args.minutes:g} leaves no time; give a number above 0.")
+        config = AutoConfig.from_pretrained(folder)
+        if args.layers is not None and not 0 < args.layers <= config.num_hidden_layers:
+            raise RollspecError(
+                f"rollspec: --layers {args.layers} of a model of {config.num_hidden_layers}; give 1 to so many."
+            )
     except RollspecError as e:
         print(e, file=sys.stderr)
         return 2
+    if args.layers is not None:
+        config.num_hidden_layers = args.layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[: args.layers]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
     report = train(model, tokenizer, 60 * args.minutes, args.lr, args.seed)
     model.to(torch.bfloat16).save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)

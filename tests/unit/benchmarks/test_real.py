@@ -42,11 +42,11 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
 def test_models_and_heads_are_made_once_in_their_order(called: list[list[str]], tmp_path: Path) -> None:
     real.run(tmp_path / "work", "control")
-    assert [line[0] for line in called] == ["warm", "later", "head-weak", "head", "control"]
+    assert [line[0] for line in called] == ["warm", "later", "small", "head-weak", "head", "control"]
     heads = [json.loads((tmp_path / "work" / n / "config.json").read_text())["calls"] for n in ("head-weak", "head")]
-    assert heads == [3, 4], "the weak head is a copy of the training half-way"
-    minutes = [float(line[line.index("--minutes") + 1]) for line in called[:4]]
-    assert minutes == [real.WARM, real.LATER, real.WEAK, real.HEAD]
+    assert heads == [4, 5], "the weak head is a copy of the training half-way"
+    minutes = [float(line[line.index("--minutes") + 1]) for line in called[:5]]
+    assert minutes == [real.WARM, real.LATER, real.SMALL, real.WEAK, real.HEAD]
     called.clear()
     real.run(tmp_path / "work", "peers,control", minutes=7)
     assert [line[0] for line in called] == ["peers", "control"]
@@ -66,7 +66,7 @@ def test_what_is_not_stale_is_left_out_and_the_rest_runs_though_one_fails(
     monkeypatch.setattr(stale, "reasons", lambda: known)
     with pytest.raises(RollspecError, match="harm ended"):
         real.run(tmp_path / "work")
-    assert [line[0] for line in called][4:] == ["control", "tuner", "harm", "audit", "traffic", "training"]
+    assert [line[0] for line in called][5:] == ["control", "tuner", "harm", "audit", "traffic", "training"]
     assert (tmp_path / "results" / "traffic-smollm2.json").is_file()
     assert (tmp_path / "results" / "make-head-tasks.json").is_file()
     made = json.loads((tmp_path / "results" / "make-head-tasks.json").read_text())

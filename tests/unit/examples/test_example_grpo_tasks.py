@@ -227,7 +227,19 @@ def test_warm_up_refuses_before_it_works(tmp_path: Path, monkeypatch: pytest.Mon
         (["--model", str(tmp_path / "absent"), "--out", str(tmp_path / "o")], "is no folder"),
         (["--model", str(folder), "--out", str(folder)], "is there already"),
         (["--model", str(folder), "--out", str(tmp_path / "o"), "--minutes", "0"], "leaves no time"),
+        (["--model", str(folder), "--out", str(tmp_path / "o"), "--layers", "9"], "--layers 9 of a model of"),
     ):
         monkeypatch.setattr("sys.argv", ["warm_up", *arguments])
         assert warm_up.main() == 2 and words in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_a_draft_model_of_fewer_layers_is_written_into_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "o").mkdir()
+    given = ["--model", str(model(tmp_path / "m")), "--out", str(tmp_path / "o"), "--layers", "1", "--minutes", "0.001"]
+    monkeypatch.setattr("sys.argv", ["warm_up", *given])
+    assert warm_up.main() == 0
+    small = Qwen3ForCausalLM.from_pretrained(tmp_path / "o")
+    assert small.config.num_hidden_layers == len(small.model.layers) == len(small.config.layer_types) == 1
