@@ -7,6 +7,7 @@ llm.collective_rpc(note_drafter, args=("stand",))
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from engines import bridge
@@ -57,6 +58,27 @@ def note_drafter(worker: Any, name: str) -> None:
 
     drafter.begin, drafter.observe, drafter.propose_all, drafter.finish = beginning, observing, proposing, finishing
     engine.prepare = preparing
+
+
+def note_budget(worker: Any) -> None:
+    """Note as well how the budget of a step was shared, beside what `note_drafter` notes:
+
+    ("shared", share of ends that waiting requests fill, requests that each draft stands for, seconds by draft tokens,
+               [(request, most tokens of it, cumulative chances of its draft's tokens, how many are allowed)])
+    """
+    engine = bridge(worker).engine
+    selection = engine.selection
+    allot, log = selection.allot, engine.noted
+
+    def allotting(drafts: Any, step: Any, cost: Any) -> Any:
+        shares = allot(drafts, step, cost)
+        batch, copies = len(step.running), len(step.running) / max(len(step.asked), 1) if step.plan.watch else 1.0
+        seconds = cost.curve(batch, math.ceil(copies * sum(map(len, drafts))), step.context_tokens).tolist()
+        rows = [(r.req_id, r.max_tokens, list(d), n) for r, d, n in zip(step.asked, drafts, shares, strict=True)]
+        log.append(("shared", selection.refill.rate, copies, seconds, rows))
+        return shares
+
+    selection.allot = allotting
 
 
 def noise_of_stand(worker: Any) -> list[float]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budgets import by_length
 from engines import build, call, close, generate
 from heads import random_head
-from noted import note_drafter, note_heads, noted
+from noted import note_budget, note_drafter, note_heads, noted
 from published import origins
 
 pytest.importorskip("speculators")
@@ -24,18 +25,24 @@ def test_das_drafts_from_siblings_and_epochs_and_most_for_the_longest(
     """Twelve requests in six places, so that a sibling is ahead; then one of each prompt under the next policy."""
     llm = build(model, {"preset": "das"}, max_num_seqs=6)
     try:
-        llm.collective_rpc(_note_shares)
-        found = []
+        llm.collective_rpc(note_drafter, args=("suffix",))
+        llm.collective_rpc(note_budget)
+        found, rounds = [], []
         for version, asked in enumerate(([*prompts, *prompts], prompts)):
             call(llm, "set_version", version=version)
             found.append(_says_what_it_would(llm, asked, plain["greedy"][::2]))
+            (events,) = llm.collective_rpc(noted)
+            rounds.append(events[sum(map(len, rounds)) :])
         assert call(llm, "info")["preset"] == "das"
-        siblings, past = (f["accepted"] for f in found)
-        assert siblings > 100 and past > 100, found
-        (shares,) = llm.collective_rpc(_shares)
-        assert any(abs(w - 1) > 0.05 for w in shares), "requests that will be long get more of the budget"
     finally:
         close(llm)
+    siblings, past = (f["accepted"] for f in found)
+    assert siblings > 100 and past > 100, found
+    seen = origins([[e for e in each if e[0] != "draft" or e[4] == "group"] for each in rounds])
+    assert seen["past",] > 5 and seen["running",] + seen["ended",] > 5, seen
+    shared = by_length(events, power=0.5)
+    assert shared["steps"] > 40 and shared["known"] > 10, shared
+    assert all(shared[f"not the {n}"] > 5 for n in ("likeliest", "shortest")) and shared["more of the longest"] > 3
 
 
 @pytest.mark.parametrize("name", ["seer", "rhymerl"])
@@ -113,23 +120,3 @@ def test_taps_takes_the_most_confident_of_its_heads(
         assert draft in [said[head] for head in sure if sure[head] > best - 1e-6], (proposed, draft)
         won.update(head for head in sure if sure[head] == best and list(said.values()).count(draft) == 1)
     assert len(won) == 2 and min(won.values()) > 20, "only one head was ever the surer one"
-
-
-def _note_shares(worker: Any) -> None:
-    """Keep what the tokens of each request counted when the budget was shared."""
-    from rollspec.proposal import lengths
-
-    plain, lengths.noted = lengths.weights, []
-
-    def noting(expected: Any, power: float) -> Any:
-        found = plain(expected, power)
-        lengths.noted += found
-        return found
-
-    lengths.weights = noting
-
-
-def _shares(worker: Any) -> list[float]:
-    from rollspec.proposal import lengths
-
-    return list(lengths.noted)
