@@ -49,7 +49,9 @@ def test_das_drafts_from_siblings_and_epochs_and_most_for_the_longest(
 def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
     name: str, model: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    """Each prompt once, once more under the next policy, and then twice in batches of half of them."""
+    """Each prompt once, once more under the next policy, and then twice in batches of half of them; for Seer with
+    sampled siblings, which go their own ways.
+    """
     llm = build(model, {"preset": name}, max_num_seqs=len(prompts))
     try:
         llm.collective_rpc(note_drafter, args=("suffix",))
@@ -59,6 +61,10 @@ def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
             found.append(_says_what_it_would(llm, asked, plain["greedy"][::2])["accepted"])
             (events,) = llm.collective_rpc(noted)
             rounds.append(events[sum(map(len, rounds)) :])
+        if name == "seer":
+            generate(llm, prompts, copies=4, temperature=1.0, own=lambda i: {"seed": i})
+            (events,) = llm.collective_rpc(noted)
+            rounds[-1] += events[sum(map(len, rounds)) :]
         assert call(llm, "info")["preset"] == name
         seen = origins(rounds)
         allowed = {"prompt", "own", "running", "ended"} if name == "seer" else {"prompt", "ended", "past"}
@@ -66,6 +72,8 @@ def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
         once, again, twice = found  # a response's own beginning drafts for it as well
         assert once > 0, found
         if name == "seer":
+            alone = sum(n for each, n in seen.items() if allowed & set(each) == {"running"})
+            assert alone > 40, f"drafts that only a sibling that runs can have given: {alone}, of {seen}"
             assert again < 1.5 * once and twice > 1.5 * (once + again), found
         else:
             assert again > 2 * once and twice > 1.5 * again, found
