@@ -12,7 +12,10 @@ from heads import random_head
 from noted import arms_of_strategy, draft_right, note_strategy, noted, profile_of_strategy
 from strategies import beg_mab, respec_table
 
+from drafter_online.buffer import Buffer
+from drafter_online.model import load
 from drafter_online.train_cli import saved_buffer
+from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
 from rollspec.config import resolve
 from rollspec.head.training import STATUS_SECONDS
@@ -79,8 +82,10 @@ def test_a_preset_runs_as_it_is(
         # Aurora and online distillation learn where the engine rejected a token; the others do not.
         rejected = stats["drafter_levels"].get("loss/rejected")
         assert (rejected is not None and rejected > 0) if name in ("aurora", "osd") else rejected is None, stats
+        assert ("loss/accept_0" in stats["drafter_levels"]) != (name == "osd"), "OSD learns from rejected tokens alone"
+        assert training["mode"] == ("dedicated" if name in ("aurora", "respec") else "idle"), training
         if name in ("aurora", "respec"):  # they train beside the engine, also while the policy is updated
-            assert training["mode"] == "dedicated" and training["sent"] > 0, training
+            assert training["sent"] > 0, training
             call(llm, "updating", on=True)
             time.sleep(1)
             before = call(llm, "info")["drafter"]["training"]["steps"]
@@ -91,11 +96,16 @@ def test_a_preset_runs_as_it_is(
         call(llm, "save", dir=str(tmp_path / "saved" / "replica_0"))
     finally:
         close(llm)
-    # The trainer, another process, has the rewards; what it does with them is tested by
-    # `test_rewards_weight_the_loss_where_they_are_asked_to`.
-    rewards = {s.reward for s in saved_buffer(next((tmp_path / "saved").rglob("drafter/buffer")))}
-    assert {0.0, 1.0, 2.0} & rewards, rewards
-    assert (resolve(name, env={}).drafter_training.get("reward_beta", 0.0) > 0) == (name == "respec")
+    kept = saved_buffer(next((tmp_path / "saved").rglob("drafter/buffer")))
+    assert {0.0, 1.0, 2.0} & (rewards := {s.reward for s in kept}), rewards
+    settings = resolve(name, env={}).drafter_training
+    losses = [_first_loss(tmp_path / "head", kept, each) for each in (settings, {**settings, "reward_beta": 0.0})]
+    assert (abs(losses[0] - losses[1]) > 1e-6) == (name == "respec"), losses
+
+
+def _first_loss(head: Path, samples: Buffer, settings: dict[str, Any]) -> float:
+    """Of a trainer that begins with these samples."""
+    return Trainer(load(head, None), samples, DrafterTraining(**settings)).micro_step().terms["loss"]
 
 
 def _observed(llm: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any], list[int]]:
