@@ -78,17 +78,17 @@ def with_mark(model: str | Path, folder: Path, mark: int) -> Path:
     return folder
 
 
+def chats() -> list[list[dict[str, str]]]:
+    """Six messages of a user, each alone, that ask for a sum."""
+    rng = random.Random(0)
+    terms = ["+".join(str(rng.randrange(10, 99)) for _ in range(rng.choice([2, 3, 5, 9]))) for _ in range(6)]
+    return [[{"role": "user", "content": f"{t}=?"}] for t in terms]
+
+
 def sums(model: str | Path) -> list[list[int]]:
-    """Six prompts that ask for a sum, in the model's chat template."""
+    """The same as prompts, in the model's chat template."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    rng = random.Random(0)
-    out = []
-    for _ in range(6):
-        terms = "+".join(str(rng.randrange(10, 99)) for _ in range(rng.choice([2, 3, 5, 9])))
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"{terms}=?"}], add_generation_prompt=True, tokenize=False
-        )
-        out.append(tokenizer.encode(text))
-    return out
+    texts = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in chats()]
+    return [tokenizer.encode(text) for text in texts]

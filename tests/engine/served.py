@@ -70,3 +70,16 @@ class Server(Process):
 
     def wait(self) -> None:
         self.wait_for(lambda: answers(f"{self.url}/health"), 240)
+
+
+def here() -> str:
+    """PYTHONPATH of a server whose worker extension is a module of this folder."""
+    return os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+
+
+def counted(server: str, name: str) -> float:
+    """One of the metrics of the server at this URL."""
+    import requests
+
+    lines = requests.get(f"{server}/metrics", timeout=10).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 import young_head
 from engines import KV_BYTES, MAX_LEN, build, close
-from models import sums
-from served import TRL, Server
+from models import chats, sums
+from served import TRL, Server, counted, here
 
 pytestmark = pytest.mark.engine
 
@@ -108,11 +107,6 @@ def serving(model: Path) -> Iterator[Server]:
         yield server
     finally:
         server.end()
-
-
-def here() -> str:
-    """PYTHONPATH of a process that imports `gloo_transfer`."""
-    return os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +203,32 @@ def test_serve_guides_json(client: Any, prompts: list[list[int]]) -> None:
 
 
 @REAL
+def test_serve_chats_as_without(server: str, client: Any, prompts: list[list[int]], reference: list[Any]) -> None:
+    """Log-probs, streams and their usage, a seed, several choices, and a JSON schema as OpenAI's clients give it."""
+    accepted = "vllm:spec_decode_num_accepted_tokens_total"
+    before, chat = counted(server, accepted), client.chat.completions.create
+    kwargs = {"model": "policy", "max_tokens": MAX_TOKENS}
+    for messages, prompt, r in zip(chats(), prompts, reference, strict=True):
+        answer = chat(messages=messages, temperature=0.0, logprobs=True, **kwargs)
+        choice = answer.choices[0]
+        assert choice.message.content == r.text
+        expected = [step[t].logprob for t, step in zip(r.token_ids, r.logprobs, strict=True)]
+        assert [x.logprob for x in choice.logprobs.content] == pytest.approx(expected, abs=1e-3)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *parts, last = chat(messages=messages, temperature=0.0, **options, **kwargs)
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == r.text
+        for usage in (answer.usage, last.usage):
+            assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(r.token_ids))
+    assert until(lambda: counted(server, accepted) > before), "nothing that was drafted was accepted"
+    seeded = [chat(messages=messages, temperature=1.0, seed=5, **kwargs) for _ in range(3)]
+    assert len({answer.choices[0].message.content for answer in seeded}) == 1
+    schema = {"name": "sum", "schema": {"type": "integer", "minimum": 100, "maximum": 999999}}
+    guided = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    for choice in chat(messages=messages, temperature=1.0, n=4, **guided, **kwargs).choices:
+        assert choice.finish_reason == "stop" and 100 <= json.loads(choice.message.content) <= 999999, choice
+
+
+@REAL
 def test_serve_ends_what_its_client_gives_up(
     server: str, client: Any, prompts: list[list[int]], reference: list[Any]
 ) -> None:
@@ -227,14 +247,6 @@ def test_serve_ends_what_its_client_gives_up(
 def generated(server: str) -> float:
     """Tokens that came out of the engine so far, those past a stop string, too."""
     return counted(server, "vllm:generation_tokens_total")
-
-
-def counted(server: str, name: str) -> float:
-    """One of the server's metrics."""
-    import requests
-
-    lines = requests.get(f"{server}/metrics", timeout=10).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
