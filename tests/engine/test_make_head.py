@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engines import ALWAYS, build, call, close, generate
+from served import Server, counted
 from typer.testing import CliRunner
 
 from drafter_online.buffer import Buffer
@@ -53,18 +54,31 @@ def test_it_learns_from_what_the_engine_says_unspeculated(made: dict[str, Any]) 
 def test_vllm_without_rollspec_serves_it(
     model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
+    """`vllm serve` with the option of `docs/drafter.md`; rollspec's plugin is not loaded in its processes."""
+    import requests
+    from openai import OpenAI
+
     _, measured = split(Buffer.load(Path(made["head"]) / "buffer"), made["hold_out"])
     unseen = {tuple(s.input_ids[~s.loss_mask].tolist()) for s in measured}
-    llm = build(model, speculative_config={"method": "eagle3", "model": made["head"], "num_speculative_tokens": K})
+    option = {"method": "eagle3", "model": made["head"], "num_speculative_tokens": K}
+    server = Server(model, "--speculative-config", json.dumps(option), VLLM_PLUGINS="vllm_cpu_v2")
     try:
-        assert call(llm, "info")["state"] == "off"
-        generate(llm, [list(p) for p in sorted(unseen)], copies=1, limit=80)
-        count = {m.name.removeprefix("vllm:spec_decode_num_"): getattr(m, "value", 0) for m in llm.get_metrics()}
-        length = 1 + count["accepted_tokens"] / count["drafts"]
+        server.wait()
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+        kwargs: dict[str, Any] = {"model": "policy", "temperature": 0.0, "extra_body": {"return_token_ids": True}}
+        client.completions.create(prompt=[list(p) for p in sorted(unseen)], max_tokens=80, **kwargs)
+        names = ("drafts", "draft_tokens", "accepted_tokens")
+        drafts, drafted, accepted = (counted(server.url, f"vllm:spec_decode_num_{n}_total") for n in names)
+        assert drafted == K * drafts > 0
+        length = 1 + accepted / drafts
         assert length == pytest.approx(made["after"]["acceptance_length"], rel=0.25), (length, made["after"])
-        assert generate(llm, prompts) == plain["greedy"]
+        limit = 132  # the shortest of those of `plain`
+        answer = client.completions.create(prompt=prompts, max_tokens=limit, **kwargs)
+        assert [list(c.token_ids) for c in answer.choices] == [ids[:limit] for ids in plain["greedy"][::2]]
+        asked = requests.post(f"{server.url}/collective_rpc", json={"method": "rollspec", "args": ["info"]}, timeout=60)
+        assert not asked.ok, "rollspec is in its worker"
     finally:
-        close(llm)
+        server.end()
 
 
 def test_a_job_starts_from_it(
