@@ -18,12 +18,13 @@ RESULTS = {
     "peers": "A real language model",
     "peers-trained": "A real language model, its head trained meanwhile",
     "peers-published": "A real language model, published methods",
+    "peers-further": "A real language model in float32, further methods",
     "peers-demo": "The demo's policy",
     "peers-rules": "The demo's policy, four arms again",
 }
 """Files of benchmarks/results, without `.json`, and what their part of the page is called."""
 
-REAL = ("peers", "peers-trained")
+REAL = ("peers", "peers-trained", "peers-further")
 """Of these the ones on a real model, whose goals are shown."""
 
 HEAD = """\
@@ -227,8 +228,11 @@ def _trains(name: str) -> bool:
     """Whether an arm trains a head."""
     from rollspec.config import RollspecConfig
 
-    source = PEERS[name].rollspec
-    return source is not None and trains(Arm(name, rollspec=RollspecConfig.load(dict(source), env={}).to_dict()))
+    peer = PEERS[name]
+    if peer.rollspec is None:
+        return False
+    source = {**peer.rollspec, **({"proposal.head.model": "given"} if peer.small else {})}
+    return trains(Arm(name, rollspec=RollspecConfig.load(source, env={}).to_dict()))
 
 
 def _goals(result: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:

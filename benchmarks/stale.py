@@ -91,6 +91,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "peers": (*TRAINED, *HEAD),
     "peers-trained": (*TRAINED, *HEAD),
     "peers-published": (*TRAINED, *HEAD),
+    "peers-further": (*TRAINED, *HEAD),
     "peers-rules": ENGINE,
     "peers-demo": ENGINE,  # none of its arms has a head
     "propose": DRAFTING,

@@ -302,6 +302,25 @@ def tuner() -> str:
     )
 
 
+def steady() -> str:
+    """The default's distance to the arm that was best at a batch size that stays."""
+    if (found := load("tuner-steady-smollm2")) is None:
+        return "It was not run yet."
+    rows: list[Row] = []
+    for batch, b in found["batches"].items():
+        cells = [both(time_of(b[name])) for name in ("hedge_over_best", "hedge_over_best_later")]
+        rows.append((batch, b["best"], *cells, both(median_of(b["over_none"]["hedge"])), b["verdict_later"]))
+    columns = (
+        "batch",
+        "best arm",
+        "`hedge` / its time",
+        "from the second epoch on",
+        "over none",
+        f"goal {b['goal']:g}",
+    )
+    return f"{table_of(columns, rows)}\n\n`{RESULTS}/tuner-steady-smollm2.json`, {origin_of(found)}."
+
+
 def peers_demo() -> str:
     """What rollspec's default gains on the demo's policy."""
     if (found := load("peers-demo")) is None:
@@ -317,7 +336,7 @@ def here(arm: str) -> str:
     measured last of either.
     """
     said = []
-    for what, names in (("", ("peers", "peers-published")), ("demo ", ("peers-demo",))):
+    for what, names in (("", ("peers", "peers-published", "peers-further")), ("demo ", ("peers-demo",))):
         for found in filter(None, map(load, names)):
             speeds = {w: beside(s["arms"]) for w, s in found["summary"]["workloads"].items()}
             if over := {w: m[arm] for w, m in speeds.items() if arm in m}:
@@ -352,6 +371,7 @@ def replicas() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose, "tuner": tuner,
     "audit-power": audit_power, "control-line": control_line, "repeats": repeats, "harm": harm,
+    "steady": steady,
 }  # fmt: skip
 INLINE: dict[str, Callable[[], str]] = {
     "control-cost": control_cost, "control-times": control_times, "demo-pairs": demo_pairs, "peers-demo": peers_demo,

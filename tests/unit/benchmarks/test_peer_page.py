@@ -127,6 +127,14 @@ def test_a_file_of_calls_with_other_cores_says_so() -> None:
         assert ("ran under different core settings" in text) is says and ("although `tlt` trained" in text) is says
 
 
+def test_a_page_may_have_any_arm_and_knows_which_train() -> None:
+    trained = {name for name, peer in PEERS.items() if not peer.refused and peer_page._trains(name)}
+    assert trained == {
+        "rollspec+training", "rollspec+trainer", "rollspec+leap", "rollspec+pays", "osd+model", "tlt", "respec",
+        "aurora", "osd",
+    }  # fmt: skip
+
+
 def test_arms_that_ran_twice_stand_beside_each_other() -> None:
     text = peer_page.render({"peers-demo": result(), "peers-rules": result()})
     assert "Over rollspec's default in *epochs* and *full*:" in text
