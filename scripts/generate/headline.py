@@ -20,6 +20,8 @@ WORKLOADS = {
     "full": "a full batch of 64",
 }
 """Of `bench peers`, in words."""
+PEERS = {"peers": "", "peers-further": " in float32"}
+"""Results of `bench peers` that stand in the table, and in what they differ."""
 INTERVAL = "95 % interval; range under six pairs"
 MEDIANS = "Where a row is of several pairs, a ratio is their median, so two ratios need not divide into a third."
 IF_MACHINE = "right only if the machine, and not rollspec, changed their speed"
@@ -43,8 +45,9 @@ def headline() -> str:
             rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
     if found := load("head"):
         rows += _head_rows(found)
-    if found := load("peers"):
-        rows += _peer_rows(found)
+    for name, how in PEERS.items():
+        if found := load(name):
+            rows += _peer_rows(name, how, found)
     if tail := load("long_tail"):
         whole = tail["summary"]["head_and_suffix_over_suffix"]["all"]["sums"]
         label = "a draft head per replica trained while the job runs, over suffix drafts alone: generation, a whole job"
@@ -83,7 +86,7 @@ def _head_rows(d: Any) -> Iterator[Row]:
             yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
 
 
-def _peer_rows(d: Any) -> Iterator[Row]:
+def _peer_rows(name: str, how: str, d: Any) -> Iterator[Row]:
     """Side by side with published methods: the default, and with a head, over no drafts, by workload."""
     workloads = d["summary"]["workloads"]
     for arm, what in (("rollspec", "the default preset"), ("rollspec+head", "draft head and suffix drafts")):
@@ -91,9 +94,9 @@ def _peer_rows(d: Any) -> Iterator[Row]:
         if found:
             where = " / ".join(WORKLOADS.get(w, w) for w in found)
             yield (
-                f"{what} over no drafts, SmolLM2-135M: {where}",
+                f"{what} over no drafts, SmolLM2-135M{how}: {where}",
                 *joined(map(median_of, found.values())),
-                "`peers.json`",
+                f"`{name}.json`",
             )
 
 
