@@ -228,11 +228,9 @@ def _trains(name: str) -> bool:
     """Whether an arm trains a head."""
     from rollspec.config import RollspecConfig
 
-    peer = PEERS[name]
-    if peer.rollspec is None:
-        return False
-    source = {**peer.rollspec, **({"proposal.head.model": "given"} if peer.small else {})}
-    return trains(Arm(name, rollspec=RollspecConfig.load(source, env={}).to_dict()))
+    # What decides: the rest may be of a head that is given where the arm runs.
+    source = {k: v for k, v in (PEERS[name].rollspec or {}).items() if k == "preset" or k.startswith("drafter.")}
+    return bool(source) and trains(Arm(name, rollspec=RollspecConfig.load(source, env={}).to_dict()))
 
 
 def _goals(result: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:

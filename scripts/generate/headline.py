@@ -20,7 +20,7 @@ WORKLOADS = {
     "full": "a full batch of 64",
 }
 """Of `bench peers`, in words."""
-PEERS = {"peers": "", "peers-further": " in float32"}
+SIDE_BY_SIDE = {"peers": "", "peers-further": " in float32"}
 """Results of `bench peers` that stand in the table, and in what they differ."""
 INTERVAL = "95 % interval; range under six pairs"
 MEDIANS = "Where a row is of several pairs, a ratio is their median, so two ratios need not divide into a third."
@@ -45,7 +45,7 @@ def headline() -> str:
             rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
     if found := load("head"):
         rows += _head_rows(found)
-    for name, how in PEERS.items():
+    for name, how in SIDE_BY_SIDE.items():
         if found := load(name):
             rows += _peer_rows(name, how, found)
     if tail := load("long_tail"):

@@ -309,15 +309,9 @@ def steady() -> str:
     rows: list[Row] = []
     for batch, b in found["batches"].items():
         cells = [both(time_of(b[name])) for name in ("hedge_over_best", "hedge_over_best_later")]
-        rows.append((batch, b["best"], *cells, both(median_of(b["over_none"]["hedge"])), b["verdict_later"]))
-    columns = (
-        "batch",
-        "best arm",
-        "`hedge` / its time",
-        "from the second epoch on",
-        "over none",
-        f"goal {b['goal']:g}",
-    )
+        over_none = both(median_of(b["over_none"]["hedge"]))
+        rows.append((batch, b["best"], *cells, f"{b['goal']:g}: {b['verdict_later']}", over_none))
+    columns = ("batch", "best arm", "`hedge` / its time", "from the second epoch on", "goal", "over none")
     return f"{table_of(columns, rows)}\n\n`{RESULTS}/tuner-steady-smollm2.json`, {origin_of(found)}."
 
 
@@ -332,8 +326,8 @@ def peers_demo() -> str:
 
 
 def here(arm: str) -> str:
-    """An arm of `bench peers` over rollspec's default by workload, of the real model and of the demo's policy; what was
-    measured last of either.
+    """An arm of `bench peers` over rollspec's default by workload, of the real model and of the demo's policy; the
+    first result that has it of either.
     """
     said = []
     for what, names in (("", ("peers", "peers-published", "peers-further")), ("demo ", ("peers-demo",))):
@@ -370,8 +364,7 @@ def replicas() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose, "tuner": tuner,
-    "audit-power": audit_power, "control-line": control_line, "repeats": repeats, "harm": harm,
-    "steady": steady,
+    "audit-power": audit_power, "control-line": control_line, "repeats": repeats, "harm": harm, "steady": steady,
 }  # fmt: skip
 INLINE: dict[str, Callable[[], str]] = {
     "control-cost": control_cost, "control-times": control_times, "demo-pairs": demo_pairs, "peers-demo": peers_demo,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import KV_BYTES, MAX_LEN
@@ -70,6 +71,12 @@ class Server(Process):
 
     def wait(self) -> None:
         self.wait_for(lambda: answers(f"{self.url}/health"), 240)
+
+    def worker_call(self, method: str, *args: Any) -> Any:
+        """The HTTP response to a call of its worker's method."""
+        import requests
+
+        return requests.post(f"{self.url}/collective_rpc", json={"method": method, "args": args}, timeout=60)
 
 
 def here() -> str:

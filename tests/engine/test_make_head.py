@@ -55,7 +55,6 @@ def test_vllm_without_rollspec_serves_it(
     model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
     """`vllm serve` with the option of `docs/drafter.md`; rollspec's plugin is not loaded in its processes."""
-    import requests
     from openai import OpenAI
 
     _, measured = split(Buffer.load(Path(made["head"]) / "buffer"), made["hold_out"])
@@ -75,8 +74,7 @@ def test_vllm_without_rollspec_serves_it(
         limit = 132  # the shortest of those of `plain`
         answer = client.completions.create(prompt=prompts, max_tokens=limit, **kwargs)
         assert [list(c.token_ids) for c in answer.choices] == [ids[:limit] for ids in plain["greedy"][::2]]
-        asked = requests.post(f"{server.url}/collective_rpc", json={"method": "rollspec", "args": ["info"]}, timeout=60)
-        assert not asked.ok, "rollspec is in its worker"
+        assert not server.worker_call("rollspec", "info").ok, "rollspec is in its worker"
     finally:
         server.end()
 

@@ -103,11 +103,9 @@ def asking(server: Server, prompts: list[list[int]]) -> Callable[..., list[str]]
     return ask
 
 
-def worker_call(server: Server, method: str, *args: Any) -> Any:
+def answer_of(server: Server, method: str, *args: Any) -> Any:
     """What the server's worker answers (`killed_swap.Worker`)."""
-    import requests
-
-    reply = requests.post(f"{server.url}/collective_rpc", json={"method": method, "args": args}, timeout=60)
+    reply = server.worker_call(method, *args)
     reply.raise_for_status()
     return reply.json()["results"][0]
 
@@ -116,7 +114,7 @@ def killed_in_a_swap(server: Server, daemon: Daemon, ask: Callable[..., list[str
     """The daemon learns until the server swaps; when half of the weights are copied, SIGKILL ends daemon and engine."""
     from openai import APIError
 
-    worker_call(server, "die_in_a_swap", daemon.process.pid)
+    answer_of(server, "die_in_a_swap", daemon.process.pid)
 
     def until_it_fails() -> None:
         end = time.monotonic() + 240
@@ -162,7 +160,7 @@ def test_killed_in_a_swap_a_daemon_and_a_server_start_again_and_the_server_outli
     else:
         pytest.fail(json.dumps(s)[:3000])
     assert s["domains"]["secret"]["requests"] == 6
-    ran = worker_call(server, "running_version", str(store.folder))
+    ran = answer_of(server, "running_version", str(store.folder))
     assert ran["version"] >= cut[0] and ran["whole"], ran
     # The daemon is gone: nothing changes but that nothing is trained.
     daemon.end(signal.SIGKILL)
